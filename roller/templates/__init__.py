@@ -1,1 +1,1 @@
-"""Kernel templates, a folder each: programs (pool), their decisions and price, and the code they become (emit)."""
+"""Kernel templates, one folder each: the programs it offers, their decisions and price, and the code it emits."""

@@ -1,4 +1,4 @@
-"""Prices of batches and programs: the templates of the device's kind answer, loaded when the first is asked for."""
+"""Prices of batches and programs, computed by the templates of the device's kind, which are loaded on first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller.perf.terms import Term
 from roller.tile.geometry import Floats
 from roller.tile.program import RProgram
 
-#: Rows priced before bounds are compared.
+#: Rows to price before comparing bounds.
 _PRICED_FIRST = 192
 
 
@@ -30,12 +30,10 @@ def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
 def best_rows(
     batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = float("inf"), always: bool = False
 ) -> list[tuple[float, int]]:
-    """Return ``(seconds, row)`` of the ``count`` best programs that fit the device, best first.
-
-    Exact, but most rows are only bounded from below: after the most promising have been priced in full, a row
-    whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best. With ``always`` the best
-    program of all is found even where ``limit_s`` beats it.
-    """
+    """Return ``(seconds, row)`` of the ``count`` best programs that fit the device, best first."""
+    # Exact, though most rows are only bounded from below: after the most promising have been priced in full, a row
+    # whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best. ``always`` returns the
+    # best program even if ``limit_s`` beats it.
     rows, known = np.arange(len(batch)), batch.known_seconds(spec)
     bounded = known is None and len(batch) > _PRICED_FIRST
     bound = spec.traits.module_for("templates").lower_bound_s(batch, spec) if bounded else None
@@ -63,10 +61,8 @@ def best_rows(
 
 
 def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()) -> list[Estimate]:
-    """Return the estimates of programs, in order, with their storage padding, bank conflicts and transactions.
-
-    Alike programs are priced together. ``warm`` are inputs that whatever ran before left in the shared cache.
-    """
+    """Return the estimates of programs, in order, including storage padding and bank conflicts."""
+    # ``warm``: inputs that an earlier kernel left in the shared cache.
     out: dict[int, Estimate] = {}
     for members, batch, terms in _alike(programs, spec, warm):
         out.update({n: _estimate(terms, row, spec, batch) for row, n in enumerate(members)})
@@ -74,7 +70,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tupl
 
 
 def fastest(programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()) -> tuple[int, Estimate]:
-    """Return the position and the estimate of the fastest program, of equally fast ones of the first."""
+    """Return the position and the estimate of the fastest program, the first of equally fast ones."""
     found = []
     for members, batch, terms in _alike(programs, spec, warm):
         row = int(np.argmin(terms["seconds"]))
@@ -100,10 +96,7 @@ def _alike(
 def estimate_explained(
     program: RProgram, spec: DeviceSpec, block: Sequence[int] | None = None
 ) -> tuple[Estimate, Term]:
-    """Return the estimate of one program and the terms its seconds were made of: the numbers of this very pricing.
-
-    ``block`` as for :func:`estimate_block`, where blocks advance by less than their threads cover.
-    """
+    """Return the estimate of one program, and the terms its seconds are computed from."""
     batch = batch_of([program])
     batch = batch if block is None else replace(batch, block=np.array([block], np.int64))
     room, told = spec.traits.module_for("templates"), list[dict[str, Any]]()
@@ -112,7 +105,7 @@ def estimate_explained(
 
 
 def estimate_block(program: RProgram, spec: DeviceSpec, block: Sequence[int], warm: tuple[str, ...] = ()) -> Estimate:
-    """Return the estimate of a GPU program whose blocks advance by ``block`` only, though their threads cover more."""
+    """Return the estimate of a GPU program whose blocks advance by ``block``, less than their threads cover."""
     batch = replace(batch_of([program]), block=np.array([block], np.int64), warm=warm)
     return _estimate(spec.traits.module_for("templates").price_programs(batch, [program], spec), 0, spec, batch)
 
@@ -123,12 +116,12 @@ def estimate_program(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] 
 
 
 def log_prices(programs: Sequence[RProgram], spec: DeviceSpec) -> Floats:
-    """Return ``ln`` of the predicted seconds of programs; infinite where one does not fit the device."""
+    """Return ``ln`` of the predicted seconds of programs; infinite for those that do not fit the device."""
     return np.log([e.seconds for e in estimate_programs(programs, spec)])
 
 
 def estimate_best(batch: TileBatch, spec: DeviceSpec) -> Estimate:
-    """Return the estimate of a batch's fastest program, laid out as is expected of it."""
+    """Return the estimate of a batch's fastest program, with its expected layout."""
     terms = price(batch, spec)
     return _estimate(terms, int(terms["seconds"].argmin()), spec, batch)
 

@@ -1,4 +1,4 @@
-"""The templates of every kind of device: whoever asks for programs, or for what writes them, asks here."""
+"""Templates of every kind of device: the entry for callers that need programs, or emitters of kernels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from roller.templates.common.template import Programs, Template, template_of
 
 
 def templates_of(kind: str) -> tuple[Template, ...]:
-    """Return the templates of a kind of devices, in the order in which their programs are constructed."""
+    """Return the templates of a kind of device, in the order in which their programs are constructed."""
     found: tuple[Template, ...] = KINDS[kind].module_for("templates").TEMPLATES
     return found
 
 
 def writer_of(kind: str, programs: Programs) -> Template:
-    """Return the template that writes some programs of a kind."""
+    """Return the template that writes the given programs of a kind."""
     return template_of(templates_of(kind), programs)
 
 

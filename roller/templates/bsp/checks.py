@@ -1,4 +1,4 @@
-"""What a bulk-synchronous program can say: held against programs that somebody named."""
+"""Checks of bulk-synchronous programs that a person named."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from roller.tile.structures import Structure
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a field that says what no bulk-synchronous program has."""
+    """Refuse a program with fields that bulk-synchronous programs do not have."""
     del spec
     if program.interleaved or program.storage_padding or program.staged or program.nontemporal:
-        raise TileError("program: interleaved, pad, staged and nontemporal are other devices'. Leave them out.")
+        raise TileError("program: interleaved, pad, staged and nontemporal belong to other devices. Leave them out.")
     if (program.stages, program.raster) != (1, 1):
-        raise TileError("program: stages and raster are a GPU's: phases follow each other here. Leave them out.")
+        raise TileError("program: stages and raster belong to GPUs: phases run one after another here. Leave them out.")
     needed, tile = whole_axes(program.expr), program.block_tile
     for a in program.axes:
         if a.name in needed and tile[a.name] < a.extent:
             raise TileError(
-                f"program: expected all {a.extent} of axis '{a.name}' in a tile, got {tile[a.name]}: a unit reads "
-                "what it computed itself along it. Take the axis whole."
+                f"program: expected all {a.extent} of axis '{a.name}' in a tile, got {tile[a.name]}: a unit "
+                "reads along this axis only what it computed itself. Take the axis whole."
             )
     steps = math.prod(program.reduction_steps.values())
     if program.split_k > max(1, steps):
@@ -40,14 +40,14 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
-    """Return the m, n and k axes along which a matrix instruction computes an expression, one tuple a way."""
+    """Return the (m, n, k) axes along which a matrix instruction can compute an expression."""
     del spec
     ways = [unit.matrix_axes for unit in matrix_passes(geometry, fragment)]
     return [tuple(geometry.names.index(a) for a in way) for way in ways]
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
-    """Return which budget of construction a program exceeds, ``None`` where it fits."""
+    """Return the construction budget that a program exceeds, or ``None`` if it fits."""
     used = int(decided(batch_of([program]), spec).working_bytes[0])
     budget = spec.layer(spec.traits.scratchpad).budget_bytes
     return f"{used:,} bytes of a unit's scratchpad, {budget:,} are usable" if used > budget else None
@@ -56,7 +56,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
 def named_batches(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...]
 ) -> list[TileBatch]:
-    """Return tiles that somebody named as a batch of one program: there is one way to run them."""
+    """Return explicitly named tiles as a batch of one program: these devices have only one way to run them."""
     del spec
     register, block = (np.array([r], np.int64) for r in (rows[0], rows[-1]))
     ones, axis = np.ones(1, np.int64), geometry.order[-1] if geometry.order else None

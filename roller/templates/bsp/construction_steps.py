@@ -1,8 +1,8 @@
-"""How construction comes to programs, in words, for whoever explains one."""
+"""Descriptions of how construction finds programs, for explanations."""
 
 from __future__ import annotations
 
-#: What construction does, by structure.
+#: Description of construction, by structure.
 ENUMERATED = {
     structure: f"Tiles of a unit grow from {start} along the axes that save most exchange per byte of scratchpad; "
     "reduction steps and parts are enumerated, and the model's price chooses among all states on the way."

@@ -1,4 +1,4 @@
-"""The price of one bulk-synchronous program as a tree of terms: phases, what they move, how often units meet."""
+"""The price of one bulk-synchronous program as a tree of terms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roller.templates.bsp.common.price import Parts
 
 
 def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted seconds of the one program that ``told`` is of."""
+    """Return the predicted seconds of the one program in ``told`` as a tree of terms."""
     p, at = told[0], Reader()
     terms, d, spec = p["terms"], p["decided"], p["spec"]
     parts = (_compute(p, at), _exchange(p, at),

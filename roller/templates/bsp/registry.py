@@ -1,4 +1,4 @@
-"""The templates of bulk-synchronous devices, in the order in which their programs are constructed."""
+"""Templates of bulk-synchronous devices, in the order in which their programs are constructed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from roller.templates.common.template import Template, template_of
 from roller.tile.geometry import Floats, Geometry
 from roller.tile.program import RProgram
 
-#: What writes the kernels of all programs: a codelet per stage, plain loops.
+#: Emitter of all kernels: one codelet of plain loops per stage.
 _CODELETS = "roller.templates.bsp.emit.codelets:source_of"
 
-#: In the order of their programs.
 TEMPLATES = (
     Template("matrix", lambda p: p.fragment is not None, matrix.price, _CODELETS, matrix_pools,
              decide=decided, limits=matrix_limits),
@@ -34,7 +33,7 @@ TEMPLATES = (
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
     """Yield the batches of every template, in their order."""
     geometries = [Geometry.of(form) for form in canonical_forms(expr, options)]
-    # Fused axes that are taken apart again touch scattered positions: their boxes hold more than is read.
+    # Fused axes that an index splits again touch scattered positions: their boxes hold more than is read.
     plain = [g for g in geometries if not any(a.gather for a in g.loads)] or geometries
     for geometry in plain:
         for template in TEMPLATES:
@@ -42,19 +41,19 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
-    """Price a batch as its template does; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch by its template; return ``seconds`` and its terms as arrays ``(N,)``."""
     return template_of(TEMPLATES, batch).price(batch, spec, told)
 
 
 def price_programs(
     batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
 ) -> Terms:
-    """Price the programs of a batch, which say no more than the batch does."""
+    """Price the programs of a batch; the batch holds all that the price depends on."""
     del programs
     return price(batch, spec, told)
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats | None:
-    """Return ``None``: no bound is cheaper than the price."""
+    """Return ``None``: no bound is cheaper to compute than the price."""
     del batch, spec
     return None

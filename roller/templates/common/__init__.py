@@ -1,1 +1,1 @@
-"""What pools of any kind share: growth by data reuse, scale-up, reduction steps, forms, options."""
+"""Construction shared by all kinds of device: growth by data reuse, scale-up, reduction steps, forms, options."""

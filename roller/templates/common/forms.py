@@ -11,7 +11,7 @@ from roller.templates.common.options import ConstructOptions
 
 
 def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
-    """Return the forms the constructor considers: fused, and grouped where that exists."""
+    """Return the forms to construct programs for: fused, and grouped where that exists."""
     key = f"forms/{options.axis_fusion}/{options.axis_grouping}"
     if key not in expr._memo:
         plain = fuse_axes(expr) if options.axis_fusion else plain_axes(expr)
@@ -22,14 +22,11 @@ def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[Tensor
 
 
 def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[TensorExpr, ...]:
-    """Return the forms matrix units are tried on: also that whose output axes alone are grouped.
-
-    A product of one row (or column) is one too: its fragments overhang an axis that other forms leave out.
-    """
+    """Return the forms tried on matrix units: also the form with only the output axes grouped."""
     if not spec.fragments:
         return ()
     forms = canonical_forms(expr, options)
-    if _is_one_row(expr):
+    if _is_one_row(expr):  # fragments overhang an axis of extent 1, which other forms leave out
         return (*forms, plain_axes(expr))
     if "forms/stepped" not in expr._memo:
         stepped = group_axes(forms[0], reductions=False)
@@ -39,16 +36,17 @@ def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
 
 
 def _is_one_row(expr: TensorExpr) -> bool:
-    """Whether it is a product of one row or column: all wide axes of one operand are the other one's too."""
+    """Whether the expression is a product of one row or column."""
     s = expr.anchor
     wide = {a.name for a in s.spatial_axes if a.extent > 1}
     if len(wide) == len(s.spatial_axes) or len(s.reduction_axes) != 1 or len(s.loads) != 2:
         return False
     one, other = ({n for i in x.index for n in i.axes} & wide for x in s.loads)
+    # All wide axes of one operand are also axes of the other one.
     return one <= other or other <= one
 
 
 def joined_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
-    """Return the form whose blocks of channels are one axis, where there are such: Winograd's products take it."""
+    """Return the form whose blocked channels are one axis, if any; Winograd's products need it."""
     whole = join_digits(canonical_forms(expr, options)[0]) if options.winograd else None
     return () if whole is None else (whole,)

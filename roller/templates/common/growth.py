@@ -1,4 +1,4 @@
-"""Growth as it happened: which states were enlarged along which axes at what score, for whoever explains a program."""
+"""Trace of tile growth: the states that were enlarged, along which axes and at what score, for explanations."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Enlarged:
     before, after
         States: a register tile, or a register tile and threads side by side.
     column
-        Of the state, that grew.
+        Column of the state that grew.
     score
-        Data reuse score of that step (bytes saved per byte of footprint).
+        Data reuse score of the step (bytes saved per byte of footprint).
     others
-        ``((column, score), ...)`` of what else the state could have grown, the best first.
+        ``((column, score), ...)`` of the other ways to grow the state, the best first.
     """
 
     before: tuple[int, ...]
@@ -42,30 +42,27 @@ class _Round:
     grew: np.ndarray
 
 
-#: Better choices passed over, sum of scores (negative), and steps.
+#: A path: better choices passed over, sum of scores (negative), and steps.
 _Road: TypeAlias = tuple[int, float, tuple[Enlarged, ...]]
 
 
 @dataclass
 class Growth:
-    """Rounds of growth, in the order they were made."""
+    """Rounds of growth, in order."""
 
     rounds: list[_Round] = field(default_factory=list)
 
     def note(self, states: Ints, table: Ints, score: np.ndarray, grew: np.ndarray) -> None:
-        """Remember a round: states ``(N, row)``, what each could become ``(ways, N, row)``, scores, which did grow."""
+        """Record a round: states ``(N, row)``, their children ``(ways, N, row)``, scores, and which children grew."""
         self.rounds.append(_Round(states, table, np.asarray(score), grew))
 
     def road(self, target: Sequence[int]) -> tuple[Enlarged, ...] | None:
-        """Return the steps from a first state to ``target``; ``None`` where growth never came by.
-
-        Where several roads led there, the one whose steps came first among the choices of their states.
-        """
+        """Return the steps from a first state to ``target``, or ``None`` if growth never reached it."""
         found = self._road(np.asarray(target, np.int64), len(self.rounds), {})
         return None if found is None else found[2]
 
     def _road(self, wanted: Ints, before: int, known: dict[tuple[bytes, int], _Road | None]) -> _Road | None:
-        """Return the best road to a state within the first rounds: choices passed over, scores, steps."""
+        """Return the best path to a state within the first rounds: fewest better choices passed over."""
         key = wanted.tobytes(), before
         if key not in known:
             first = any((r.states == wanted).all(axis=1).any() for r in self.rounds[:1])
@@ -83,7 +80,7 @@ class Growth:
 
 
 def _enlarged(r: _Round, way: int, state: int) -> Enlarged:
-    """Return one way of one state, beside the other ways it had."""
+    """Return one growth step of one state, with the alternatives it had."""
     before = tuple(int(x) for x in r.states[state])
     found: dict[int, float] = {}
     for w in np.flatnonzero(r.grew[:, state]):

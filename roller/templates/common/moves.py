@@ -1,4 +1,4 @@
-"""Tiles one aligned step larger or smaller than those of a program, whatever its template."""
+"""Neighbouring programs of any template: tiles one aligned step larger or smaller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.tile.geometry import Geometry, Ints
 
 @dataclass(frozen=True)
 class Place:
-    """A program as arrays, and what its steps depend on."""
+    """One program as a batch, with the device and options its neighbours depend on."""
 
     batch: TileBatch
     spec: DeviceSpec
@@ -23,36 +23,36 @@ class Place:
 
     @classmethod
     def of(cls, batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> Place:
-        """Return the place of the one program of a batch."""
+        """Return the context of the one program of a batch."""
         return cls(batch, spec, options)
 
     @property
     def geometry(self) -> Geometry:
-        """Axes, extents and accesses."""
+        """Axes, extents and accesses of the expression."""
         return self.batch.geometry
 
     @property
     def register(self) -> Ints:
-        """Its register tile."""
+        """Register tile of the program."""
         return np.asarray(self.batch.register[0])
 
     @property
     def stages(self) -> int:
-        """Copies of a tile in flight."""
+        """Copies of a staged tile in flight."""
         return int(np.max(self.batch.stages))
 
     @property
     def raster(self) -> int:
-        """Tiles of the slower axis that blocks run over first."""
+        """Tiles of the slower axis that blocks cover before the faster axis advances."""
         return int(np.max(self.batch.raster))
 
     @property
     def block(self) -> Ints:
-        """Its block or task."""
+        """Block tile, or task, of the program."""
         return np.asarray(self.batch.block[0])
 
     def tiles(self) -> Iterator[TileBatch]:
-        """Yield the programs with a larger or smaller tile, in one batch: they are priced together."""
+        """Yield the programs with a larger or smaller tile as one batch, so that they are priced together."""
         found = [*self._block_steps(), *(() if self.batch.traits.output_side else self._register_steps())]
         if found:
             yield self.with_tiles(found)
@@ -83,19 +83,16 @@ class Place:
         return not self.batch.traits.slides_windows and (self.spec.traits.blocks or self.batch.traits.reuses)
 
     def _register_steps(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the tiles with one axis of the register tile a step larger or smaller.
-
-        The block keeps its number of register tiles (a GPU's threads), or its extent, whichever it may.
-        """
+        """Yield the tiles with one axis of the register tile a step larger or smaller."""
         g = self.geometry
         for a in range(len(g.names)):
             unit = self.spec.teu.lanes if a == self.batch.vector_axis else self._fragment_unit(a)
             if unit == 0 or (self.batch.fragment is not None and not g.spatial[a]):
                 continue  # one fragment along k, one point along all other axes
             if self.spec.traits.simd and not g.spatial[a] and a != self.batch.vector_axis:
-                continue  # a micro-kernel takes one point of it at a time
+                continue  # a micro-kernel takes one point at a time
             if self.batch.traits.slides_windows and not g.spatial[a]:
-                continue  # a walk takes its windows whole
+                continue  # a thread that walks along windows takes them whole
             whole = -(-int(g.extents[a]) // unit) * unit
             for n in _steps(int(self.register[a]), unit, whole):
                 register = self.register.copy()
@@ -103,14 +100,14 @@ class Place:
                 yield from ((register, block) for block in self.blocks_for(register))
 
     def _fragment_unit(self, a: int) -> int:
-        """Return what the register tile of an axis is a multiple of: the fragment's extent, 0 where it stays 1."""
+        """Return the multiple that an axis of the register tile must be; 0 if its extent must stay 1."""
         f = self.batch.fragment
         if f is None:
             return 1
         return dict(zip(self.batch.matrix_axes, (f.m, f.n, f.k), strict=True)).get(self.geometry.names[a], 0)
 
     def blocks_for(self, register: Ints) -> list[Ints]:
-        """Return the blocks that a register tile may have: with as many of them, or of the same extent."""
+        """Return the blocks for a register tile: with the same number of register tiles, or the same extent."""
         g = self.geometry
         most = -(-g.extents // register)
         counts = np.minimum(self.block // self.register, most)
@@ -121,18 +118,18 @@ class Place:
 
 
 def beside(now: int, values: tuple[int, ...]) -> list[int]:
-    """Return the values next to ``now`` among those it may have."""
+    """Return the values adjacent to ``now`` in ``values``."""
     at = values.index(now) if now in values else 0
     return [v for v in values[max(0, at - 1) : at + 2] if v != now]
 
 
 def _halves(now: int, most: int) -> list[int]:
-    """Return half, double and all: steps of a reduction stay multiples of what is aligned."""
+    """Return half, double and all of a reduction step; all stay aligned."""
     return sorted({n for n in (now // 2 if now % 2 == 0 else now, min(2 * now, most), most) if n != now})
 
 
 def _steps(now: int, unit: int, most: int) -> list[int]:
-    """Return the values a step from ``now``: one unit, half and double; multiples of ``unit`` up to ``most``.
+    """Return the values one step from ``now``: a unit, half, double; multiples of ``unit`` up to ``most``.
 
     Examples
     --------

@@ -11,11 +11,11 @@ from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.templates.common.policy import POLICIES
 
-#: Part of a candidate's identity: raise it when a template changes what a program means.
+#: Part of a candidate's identity: raise it when a template changes the meaning of a program.
 TEMPLATE_VERSION = 3
-#: Candidates constructed, and timed at most, where ``top_k="auto"`` decides which of them are timed.
+#: Candidates constructed, and timed at most, for ``top_k="auto"``, which decides which of them are timed.
 AUTO_MOST = 10
-#: Programs that may be asked for, and priced: each takes memory before the first is returned.
+#: Most programs that may be requested and priced: each takes memory before the first is returned.
 MOST_PROGRAMS = 1_000_000
 #: Mechanisms that are on or off.
 _SWITCHES = (
@@ -26,13 +26,13 @@ _SWITCHES = (
 
 @dataclass(frozen=True, repr=False)
 class ConstructOptions:
-    """How to construct.
+    """How to construct programs.
 
     Parameters
     ----------
     top_k
-        Programs to keep, best estimate first; ``"auto"`` for those of the best :data:`AUTO_MOST` that the model cannot
-        tell from its favourite (:mod:`roller.construction.worth_timing`).
+        Programs to keep, best estimate first; ``"auto"`` keeps those of the best :data:`AUTO_MOST` that the model
+        cannot distinguish from its favourite (:mod:`roller.construction.worth_timing`).
     shrink
         Shrink block tiles when there are too few blocks to fill the device.
     axis_fusion
@@ -40,30 +40,30 @@ class ConstructOptions:
     axis_grouping
         Consider the grouped form (implicit GEMM) besides the plain one.
     epsilon
-        Largest padded waste of an axis, ``((S - N % S) % S) / N``; what is padded is priced.
+        Largest padded waste of an axis, ``((S - N % S) % S) / N``; padding is priced.
     split_k
         Consider splitting the reduction over blocks when blocks are few.
     units
-        Build for this many units of the device, or as many as it has; ``None`` for all.
+        Build for this many units of the device, at most those it has; ``None`` for all.
     policy
-        Whose kernels: ``"roller"`` constructs freely, ``"library"`` takes programs that are like the precompiled ones
-        of a framework's libraries (GPU; :mod:`roller.templates.common.policy`).
+        ``"roller"`` constructs freely; ``"library"`` takes only programs that resemble the precompiled kernels of a
+        framework's libraries (GPU; :mod:`roller.templates.common.policy`).
     pool
         Distinct programs to price at most, per canonical form.
     winograd
-        Consider Winograd's algorithm where its structure is there (3x3 windows of step one): fewer products, but
-        an output is accurate relative to the largest input of its tile instead of its own window.
+        Consider Winograd's algorithm for 3x3 windows of step one: fewer products, but an output is accurate relative to
+        the largest input of its tile instead of its own window.
     windows
-        Consider threads that walk the rows below sliding windows (depthwise convolution, pooling; GPU).
+        Consider threads that walk along the rows of sliding windows (depthwise convolution, pooling; GPU).
     pipelining
         Consider pipelines (several copies of staged tiles, GPU) and other orders of blocks for tiled programs.
     matrix_units
-        Consider the device's matrix unit where one of its fragments takes the dtypes of operands and accumulator.
+        Consider the device's matrix unit if one of its fragments takes the dtypes of operands and accumulator.
     propagate_nan
-        Have NaN win in ``max`` and ``min`` (``relu``, ``clip``, pooling, reductions), as NumPy and PyTorch do. Without
+        Let NaN win in ``max`` and ``min`` (``relu``, ``clip``, pooling, reductions), as in NumPy and PyTorch. Without
         it kernels return NaN or the number, whichever is cheaper, and the check allows both.
     constants
-        Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
+        Names of inputs whose values do not change from call to call (weights): packing them is free at call time.
     """
 
     top_k: int | Literal["auto"] = 10
@@ -83,11 +83,11 @@ class ConstructOptions:
     constants: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Name what differs from the defaults."""
+        """Name the options that differ from the defaults."""
         return non_defaults(self)
 
     def __post_init__(self) -> None:
-        """Reject values no construction can honour."""
+        """Reject values that no construction can honour."""
         made: dict[str, Any] = {name: flag(getattr(self, name), _where(name)) for name in _SWITCHES}
         if not (isinstance(self.top_k, str) and self.top_k == "auto"):
             expected = "an integer of at least 1 or 'auto'"
@@ -112,7 +112,7 @@ class ConstructOptions:
 
     @property
     def count(self) -> int:
-        """Programs to construct."""
+        """Number of programs to construct."""
         return AUTO_MOST if self.top_k == "auto" else self.top_k
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class ConstructOptions:
         return asdict(self)
 
     def meant(self, expression: TensorExpr) -> TensorExpr:
-        """Return an expression as the options have it computed: with or without NaN that wins."""
+        """Return an expression that propagates NaN only if the options do."""
         if self.propagate_nan or not expression.propagate_nan:
             return expression
         return replace(expression, propagate_nan=False)
@@ -131,7 +131,7 @@ class ConstructOptions:
         Raises
         ------
         RollerError
-            Where a constant is no input of it.
+            If a constant is not an input of ``expression``.
         """
         names = [t.name for t in expression.inputs]
         for n in self.constants:
@@ -141,7 +141,7 @@ class ConstructOptions:
         return tuple(sorted({names.index(n) for n in self.constants}))
 
     def identity(self, expression: TensorExpr) -> dict[str, Any]:
-        """Return as plain data what of the options decides the kernel of ``expression``: positions, not names."""
+        """Return the options that decide the kernel of ``expression`` as plain data: positions, not names."""
         return {**self.to_dict(), "constants": list(self.constants_of(expression))}
 
 

@@ -1,4 +1,4 @@
-"""Padding that construction allows."""
+"""Limit on the padding of block tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roller.tile.geometry import Geometry, Ints
 
 
 def padding_allowed(geometry: Geometry, block: Ints, options: ConstructOptions) -> np.ndarray:
-    """Mask of blocks whose padded waste is within ``epsilon``, and none where the expression forbids padding."""
+    """Mask of blocks whose padded waste is within ``epsilon``; zero waste if the expression forbids padding."""
     if options.epsilon >= 1.0 and geometry.expr.allow_padding:
         return np.ones(len(block), bool)
     waste = (-geometry.extents % block) / geometry.extents

@@ -1,4 +1,4 @@
-"""Whose kernels are constructed: our own, or those that a framework's libraries have, as properties of programs."""
+"""Policies: construct kernels freely, or only kernels like those of a framework's libraries."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class LibraryPolicy:
-    """What the precompiled kernels of a GPU framework are like, whatever operator they compute.
+    """Properties of the precompiled kernels of a GPU framework, whatever operator they compute.
 
     Parameters
     ----------
     product_tiles
-        Tiles of a block, rows and columns of the product, and its threads: kernels of threads (SIMT).
+        Rows and columns of a block's tile of the product, and its threads: kernels of threads (SIMT).
     product_step, product_stages
         Reduction step of those kernels, and copies of its tiles in the scratchpad.
     kept_columns
-        Columns up to which one TEU holds a row in its registers, where reductions follow each other.
+        Columns up to which one TEU holds a row in its registers for several reductions in sequence.
     kept_threads
-        Threads of such a block; its TEUs have rows of their own.
+        Threads of such a block; each of its TEUs has rows of its own.
     row_threads
-        Threads of a block that has one row, and reads it again for every reduction and for its results, at most.
+        Most threads of a block that has one row and rereads it for every reduction and for its results.
     moment_threads
-        Those of a block that takes several sums over its row in one pass, and reads it once more for its results.
+        The same for a block that takes several sums over its row in one pass and rereads it once for its results.
     vector_bytes
         Bytes that a thread loads and stores at a time.
     unit_sides
         Sides of a matrix unit's block tiles.
     call_s
-        Time from a call to its kernel's start where nothing is queued before it, per tensor that the call makes; 0:
-        that of a launch.
+        Time from a call to its kernel's start on an empty queue, per tensor the call makes; 0: the time of a launch.
     matrix_units
-        Whether its kernels may use a matrix unit.
+        Whether the kernels may use a matrix unit.
     winograd
-        Whether its kernels use Winograd's algorithm where the windows allow it.
+        Whether the kernels use Winograd's algorithm where the windows allow it.
     rounded
-        Dtypes of tensors, and the operands of matrix units to which they are rounded as they are multiplied.
+        Dtypes of tensors, and the matrix units' operand dtypes to which they are rounded for multiplication.
     """
 
     product_tiles: tuple[tuple[int, int, int], ...]
@@ -55,12 +54,12 @@ class LibraryPolicy:
 
 #: The kernels of PyTorch and of cuBLAS below it.
 #:
-#: Tiles: names of cuBLAS's kernels for float32 (``sgemm_128x64_...``), as profilers of V100, P100, T4 and A100 tell
+#: Tiles: names of cuBLAS's kernels for float32 (``sgemm_128x64_...``), as profilers of V100, P100, T4 and A100 show
 #: them. Rows: PyTorch's ``PersistentSoftmax.cuh`` (a warp holds up to 1024 columns, 128 threads), ``SoftMax.cu`` (a
 #: block for a longer row, of up to 1024 threads) and ``layer_norm_kernel.cu`` (Welford's moments, 128 threads);
 #: streams: ``TensorIterator`` (vectors of four numbers). The time of a call is the least that element-wise kernels of
-#: P100, V100, T4 and A100 take beyond their bytes, between events around each (NeuSight's measurements: 15 to 26 us);
-#: that a call which makes three tensors takes three times as long agrees with the same measurements.
+#: P100, V100, T4 and A100 take beyond their bytes, between events around each (NeuSight's measurements: 15 to 26 us).
+#: In the same measurements a call that makes three tensors takes three times as long.
 _LIBRARY = LibraryPolicy(
     product_tiles=((128, 128, 256), (128, 64, 128), (64, 128, 128), (64, 64, 64), (128, 32, 256), (32, 128, 256)),
     product_step=8,
@@ -74,9 +73,9 @@ _LIBRARY = LibraryPolicy(
     call_s=1.5e-5,
 )
 _GRAPH = replace(_LIBRARY, call_s=0.0)
-#: What constructs programs freely, by name (``None``), and what only knows others' kernels: called one by one by a
-#: framework, or replayed from a graph, where launches are all that a call adds; of a graph also those without matrix
-#: units alone, those that round float32 to TF32 where a unit takes it, and those of Winograd's algorithm.
+#: Policies by name. ``None`` constructs freely. ``library`` has the kernels that a framework calls one by one,
+#: ``library-graph`` those replayed from a graph, where a call adds only its launches. The variants of the latter have
+#: no matrix units, round float32 to TF32 where a unit takes it, or use Winograd's algorithm.
 POLICIES: dict[str, LibraryPolicy | None] = {
     "roller": None,
     "library": _LIBRARY,

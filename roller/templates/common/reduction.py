@@ -1,4 +1,4 @@
-"""Reduction steps: a reduction axis saves almost no traffic, so its step is a branch, not a score."""
+"""Reduction steps: they save almost no traffic, so they are enumerated instead of scored."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ import numpy as np
 
 from roller.tile.geometry import Geometry, Ints
 
-#: Points of one step considered at most.
+#: Most points of one reduction step.
 MAX_STEP_POINTS = 128
 
 
 def reduction_steps(geometry: Geometry, register_step: Ints, limit: int) -> Ints:
-    """Return distinct steps over the reduction axes, ``(M, axes)`` with spatial extents 1.
-
-    Window axes are taken whole or not at all (their halo is shared); other reduction axes double from 4
-    (or their extent) up. ``register_step`` is the register tile's reduction extents: steps are multiples of it.
-    """
+    """Return distinct steps over the reduction axes, ``(M, axes)``, multiples of ``register_step``."""
     axes = np.flatnonzero(~geometry.spatial)
     window = geometry.window_axes
     options: list[list[int]] = []
     for a in axes:
         extent, base = int(geometry.extents[a]), int(register_step[a])
-        if window[a]:
+        if window[a]:  # whole, or as in the register tile: their halo is shared
             options.append(sorted({base, extent if extent % base == 0 else base}))
             continue
         sizes = {base * (1 << p) for p in range(8) if base * (1 << p) <= extent}

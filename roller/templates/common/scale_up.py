@@ -1,7 +1,7 @@
 """Scale-up: grow aligned tiles layer by layer along the axis of best data reuse score.
 
 All tiles of a layer grow at once: a state is one row of an array, a step doubles (or finishes) one
-axis of every state, and every state visited is a candidate. Branches follow the best ``branch`` axes.
+axis of every state, and every state visited is a candidate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REGISTER_EXTENT = 32
 
 
 def _mixed(number: int) -> int:
-    """Return 64 bits that look random (the finalizer of SplitMix64): ``numpy.random`` is slow to load."""
+    """Return 64 pseudo-random bits (the finalizer of SplitMix64): ``numpy.random`` is slow to load."""
     bits = (1 << 64) - 1
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & bits
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB & bits
@@ -64,7 +64,7 @@ def grow(
     cap: int,
     seen: Growth | None = None,
 ) -> Ints:
-    """Enlarge every state along its best axes until nothing fits; return all states visited."""
+    """Enlarge every state along its ``branch`` best axes until nothing fits; return all states visited."""
     visited = [start]
     states = start
     axes = np.flatnonzero(geometry.spatial)
@@ -89,7 +89,7 @@ def grow(
 
 
 def best_children(table: Ints, score: np.ndarray, grew: np.ndarray, branch: int) -> Ints:
-    """Return, per state, the children along its ``branch`` axes of best score; ``table`` is ``(axes, states, row)``."""
+    """Return each state's children along its ``branch`` best axes; ``table`` is ``(axes, states, row)``."""
     rank = np.where(grew, score, -np.inf)
     order = np.argsort(-rank, axis=0, kind="stable")[:branch]
     branches, states = np.nonzero(np.take_along_axis(rank, order, axis=0) > -np.inf)
@@ -104,6 +104,7 @@ def register_tiles(
     seen: Growth | None = None,
 ) -> Ints:
     """Construct register tiles: outputs per thread with the best ratio of products to operands."""
+    # ``start`` is the first tile: 1 along spatial axes, and the reduction extents of all tiles.
     sizes = [aligned_extents(int(e), REGISTER_EXTENT) for e in geometry.extents]
     tables = []
     for options in sizes:
@@ -126,7 +127,7 @@ def register_tiles(
 
 
 def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> Ints:
-    """Return the threads of blocks, each axis in turn rounded up until they fill whole TEUs (rule 1)."""
+    """Return the threads of blocks, each axis in turn rounded up until the block fills whole TEUs (rule 1)."""
     rows = np.arange(len(threads))[:, None]
     axes = np.flatnonzero(spatial)
     every = product(threads, axes)
@@ -141,13 +142,11 @@ def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> In
 
 
 def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
-    """Return every factorisation of a TEU's lanes over the spatial axes, ``(M, axes)``.
-
-    ``counts`` are the threads each axis has use for; a factor beyond them would only pad, so it is capped at
-    their next power of two. Where the axes together hold fewer than ``lanes`` threads, the last one is padded.
-    """
+    """Return every factorisation of a TEU's lanes over the spatial axes, ``(M, axes)``."""
     axes = np.flatnonzero(spatial)
     bits = lanes.bit_length() - 1
+    # A factor beyond the threads an axis has use for would only pad: capped at their next power of two. The last axis
+    # is padded if all together hold fewer than ``lanes`` threads.
     room = [min(bits, (n - 1).bit_length()) for n in counts[axes].tolist()]
     room[-1] = max(room[-1], bits - sum(room[:-1]))
     splits = _splits(tuple(room), bits)
@@ -158,6 +157,6 @@ def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
 
 @lru_cache(maxsize=1024)
 def _splits(room: tuple[int, ...], bits: int) -> Ints:
-    """Powers of two per axis, at most ``2 ** room``, whose product is ``2 ** bits``."""
+    """Return powers of two per axis, at most ``2 ** room``, whose product is ``2 ** bits``."""
     ways = [s for s in itertools.product(*(range(r + 1) for r in room)) if sum(s) == bits]
     return np.left_shift(1, np.array(ways, np.int64))

@@ -8,10 +8,8 @@ from roller.tile.geometry import Floats, Geometry, Ints, product
 
 
 def tile_cost(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
-    """Return Q(T) and F(T) in bytes, ``(N,)`` each.
-
-    Q is the traffic of all launches with borders not clipped: cheap, and monotone in the same way.
-    """
+    """Return traffic Q(T) and footprint F(T) in bytes, ``(N,)`` each."""
+    # Borders are not clipped: that is cheap, and monotone in the same way.
     counts = geometry.counts(tiles).astype(np.float64)
     outputs = product(counts, geometry.spatial_axes)
     launches = outputs * product(counts, geometry.reduced_axes)

@@ -1,4 +1,4 @@
-"""A template: one way of writing kernels, as a row of its kind's ordered registry."""
+"""Template: one way of writing kernels, as a row of its kind's ordered registry."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from roller.tile.structures import Structure
 Terms = dict[str, Floats]
 #: Programs of one form of an expression, as arrays.
 Pool = Callable[[Geometry, DeviceSpec, ConstructOptions], list[TileBatch]]
-#: Further programs made of those another template or this one offered.
+#: Further programs made of those that this or another template offered.
 Vary = Callable[[TileBatch, DeviceSpec, ConstructOptions], list[TileBatch]]
 #: Programs of all forms of an expression at once.
 Whole = Callable[[TensorExpr, DeviceSpec, ConstructOptions], list[TileBatch]]
 
 
 class Programs(Protocol):
-    """What a template is told by: of a batch and of a program alike."""
+    """Properties of a batch or a program that select its template."""
 
     @property
     def structure(self) -> str: ...  # noqa: D102
@@ -46,37 +46,37 @@ class Programs(Protocol):
 
 @dataclass(frozen=True)
 class Template:
-    """What one way of writing kernels offers, costs and emits.
+    """Programs, price and emitter of one way of writing kernels.
 
     Parameters
     ----------
     name
-        Of its folder.
+        Name of its folder.
     matches
-        Whether it writes the kernels of some programs.
+        Whether it writes the kernels of the given programs.
     price
         Terms of a batch; the arguments are those of its kind.
     emit
-        What writes the kernels, as ``"module:name"``: loaded when there is a kernel to write, for it imports TVM.
+        Emitter of the kernels as ``"module:name"``, loaded on first use because it imports TVM.
     pool
-        Its programs of one form of an expression, none where it does not suit it.
+        Its programs of one form of an expression; none if the form does not suit it.
     whole
-        Its programs of all forms of an expression, after those of single forms; a template with neither has its
-        programs offered by another one.
+        Its programs of all forms of an expression, after those of single forms; another template offers the programs of
+        a template with neither.
     vary
         Further programs made of its batches, after all templates have offered theirs.
     neighbours
-        Programs one step away that only its programs have, beside larger and smaller tiles.
+        Neighbouring programs specific to this template, besides larger and smaller tiles.
     bound
-        Seconds that no program of a batch can beat, where they are cheaper to know than the price.
+        Seconds that no program of a batch can beat, if they are cheaper to compute than the price.
     arithmetic
-        Seconds of the arithmetic of every program alone: what growing tiles are compared by first.
+        Seconds of the arithmetic of every program alone, by which growing tiles are compared first.
     decide
-        What is decided about every program of a batch, once for its price and its kernels.
+        Decisions for every program of a batch, made once for its price and its kernels.
     limits
-        Mask of the programs of a batch that construction offers, by limits beyond those the price knows.
+        Mask of the programs of a batch that construction offers, by limits beyond those in the price.
     extents_of_calls
-        Whether its kernels can take an extent that only a call says, along an axis of rows of the result.
+        Whether its kernels can take an extent known only at the call, along an axis of rows of the result.
     """
 
     name: str
@@ -94,12 +94,12 @@ class Template:
     extents_of_calls: bool = False
 
     def emitted(self, *arguments: Any) -> Any:
-        """Return what :attr:`emit` writes."""
+        """Call :attr:`emit` and return the kernels it writes."""
         return loaded(self.emit)(*arguments)
 
 
 def template_of(templates: Sequence[Template], programs: Programs) -> Template:
-    """Return the first template that writes some programs."""
+    """Return the first template that writes the given programs."""
     for template in templates:
         if template.matches(programs):
             return template

@@ -1,8 +1,8 @@
-"""Floating point of 8 bits in generated code: it moves as bytes, and is converted by integer arithmetic.
+"""Floating point of 8 bits in generated code: stored as bytes, converted by integer arithmetic.
 
-Few processors and GPUs have instructions for it, and those of GPUs saturate. So templates write buffers and conversions
-of such dtypes as of any other, and :func:`without_byte_floats` puts bytes in their place before TVM lowers anything:
-tensors become those of ``uint8``, conversions what the device's code generation has for them.
+Few processors and GPUs have instructions for it, and those of GPUs saturate. Templates therefore write such dtypes like
+any other, and :func:`without_byte_floats` turns tensors into ``uint8`` and conversions into the device's arithmetic
+before TVM lowers anything.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from roller.errors import BuildError
 from roller.expr import Cast, Const, IndexValue, Scalar, Stage, TensorExpr, transform
 from roller.te.compat import Call, TensorLoad, dtype_of, structural_map, structural_walk, tirx
 
-#: Makes an expression of another: the byte of a float32, or the float32 of a byte; of a dtype.
+#: Converts an expression for a dtype of 8 bits: a float32 to its byte, or a byte to its float32.
 Conversion: TypeAlias = Callable[[Any, DType], Any]
 _BYTE = "uint8"
 
 
 def without_byte_arithmetic(expr: TensorExpr) -> TensorExpr:
-    """Return an expression that computes in float32 what it has in floats of 8 bits; conversions to them round.
-
-    Reductions are accumulated in float32, too.
-    """
+    """Return an expression that computes and accumulates in float32 instead of floats of 8 bits."""
 
     def scalar(n: Scalar) -> Scalar:
         if not isinstance(n, (Cast, Const, IndexValue)) or not _is_byte_float(n.dtype):
@@ -44,7 +41,7 @@ def without_byte_arithmetic(expr: TensorExpr) -> TensorExpr:
 def without_byte_floats(
     params: Sequence[Any], body: Any, to_float: Conversion, to_byte: Conversion
 ) -> tuple[list[Any], Any]:
-    """Return a function's buffers and statement with floats of 8 bits as bytes; the same ones where there are none."""
+    """Return a function's buffers and statement with bytes in place of floats of 8 bits."""
     pass_ = _AsBytes(to_float, to_byte)
     if not any(_is_byte_float(n) for n in _dtypes(params, body)):
         return list(params), body
@@ -69,7 +66,7 @@ def _dtypes(params: Sequence[Any], body: Any) -> set[str]:
 
 
 def _raw(value: Any) -> Any:
-    """Return the byte of a float of 8 bits; of anything else itself."""
+    """Return the byte of a float of 8 bits, any other value unchanged."""
     if not _is_byte_float(dtype_of(value)):
         return value
     if not isinstance(value, Call) or dtype_of(value.args[0]) != _BYTE:
@@ -82,7 +79,7 @@ def _raw(value: Any) -> Any:
 
 
 class _AsBytes:
-    """The handlers of one pass: of a node whose parts are done; what is a float of 8 bits is a byte reinterpreted."""
+    """Node handlers of one pass, called after a node's children; a float of 8 bits is a reinterpreted byte."""
 
     def __init__(self, to_float: Conversion, to_byte: Conversion) -> None:
         self.to_float, self.to_byte = to_float, to_byte
@@ -116,7 +113,7 @@ class _AsBytes:
         return tirx.AllocBuffer(self.buffer(node.buffer)) if _is_byte_float(str(node.buffer.dtype)) else node
 
     def declare(self, node: Any) -> Any:
-        """View bytes."""
+        """Declare a buffer of bytes over existing memory."""
         if not _is_byte_float(str(node.buffer.dtype)):
             return node
         b = node.buffer
@@ -137,21 +134,21 @@ class _AsBytes:
         return node
 
     def literal(self, node: Any) -> Any:
-        """Give a literal's byte."""
+        """Replace a literal by its byte."""
         dtype = dtype_of(node)
         if not _is_byte_float(dtype):
             return node
         return tirx.reinterpret(dtype, tirx.const(int(stored_of(float(node.value), dtype)), _BYTE))
 
     def select(self, node: Any) -> Any:
-        """Choose one of two bytes."""
+        """Select one of two bytes."""
         dtype = dtype_of(node)
         if not _is_byte_float(dtype):
             return node
         return tirx.reinterpret(dtype, tirx.Select(node.condition, _raw(node.true_value), _raw(node.false_value)))
 
     def call(self, node: Any) -> Any:
-        """Take the address of a byte, or one of two bytes."""
+        """Rewrite the address of a byte, and a conditional of two bytes."""
         name = getattr(node.op, "name", "")
         if name == "tirx.address_of":
             return tirx.address_of(_raw(node.args[0]))

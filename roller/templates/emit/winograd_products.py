@@ -1,4 +1,4 @@
-"""One-sided products with the matrices of Winograd's algorithm, as expressions; what points share is written once."""
+"""One-sided products with the matrices of Winograd's algorithm, as expressions that share common parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DTYPE = "float32"
 
 
 def weighted(coefficients: Sequence[float], values: Sequence[Expr]) -> Expr:
-    """Return the sum of products without those by 0 and 1; at least one coefficient is not zero."""
+    """Return the sum of products, skipping factors 0 and 1; at least one coefficient is not zero."""
     total: Expr | None = None
     for c, v in zip(coefficients, values, strict=True):
         if c == 0.0:
@@ -25,7 +25,7 @@ def weighted(coefficients: Sequence[float], values: Sequence[Expr]) -> Expr:
 
 
 def product(matrix: Matrix, values: Sequence[Expr]) -> list[Expr]:
-    """Return ``matrix @ values``; rows that differ in signs alone (of opposite points) share their two halves."""
+    """Return ``matrix @ values``; rows that differ only in signs (opposite points) share their two halves."""
     out = []
     for row in matrix:
         sizes = [abs(c) for c in row]
@@ -41,7 +41,7 @@ def product(matrix: Matrix, values: Sequence[Expr]) -> list[Expr]:
 
 
 def back_product(matrix: Matrix, values: Sequence[Expr]) -> list[Expr]:
-    """Return ``matrix @ values`` of ``A^T``, whose columns of opposite points are equal or opposite row by row."""
+    """Return ``matrix @ values`` of ``A^T``, whose columns of opposite points agree up to sign in every row."""
     pairs = [(j, j + 1) for j in range(1, len(values) - 1, 2)]
     sums = [values[0], *(values[i] + values[j] for i, j in pairs), values[-1]]
     differences = [values[0], *(values[i] - values[j] for i, j in pairs), values[-1]]

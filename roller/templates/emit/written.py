@@ -1,4 +1,4 @@
-"""Statements as data, their numbers apart: what two texts differ in, and the text that has formulas in their place."""
+"""TIR statements as data with their numbers kept apart, so that formulas of sizes can replace the numbers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from roller.core.formulas import Atom, Formula, Inverse
 from roller.errors import BuildError
 from roller.te.compat import tvm
 
-#: Fields of nodes that are numbers themselves; all other whole numbers in a node are those of nodes before it.
+#: Fields of nodes that hold numbers themselves; all other integers in a node are positions of earlier nodes.
 _NUMBERS = {("tirx.For", "kind"), ("tirx.BufferType", "data_alignment"), ("tirx.BufferType", "offset_factor")}
-#: Kinds of loops that are vectors, or written out.
+#: Kinds of loops without a counter: vectorised and unrolled ones.
 _COUNTLESS = (2, 3)
-#: The type of sizes: numbers of others are converted, an index that is a result among them.
+#: The dtype of sizes. Formulas are cast where a number has another dtype, such as an index that is a result.
 _SIZE = "int32"
 _INTEGER, _FLOAT, _BOXED = "ir.IntImm", "ir.FloatImm", "int"
 
@@ -28,11 +28,11 @@ class Written:
     Parameters
     ----------
     nodes
-        Nodes of the text, those before it in each by their position.
+        Nodes of TVM's JSON; a node refers to earlier ones by position.
     numbers
         Position of every number in ``nodes``, and the number.
     shape
-        All but the numbers, as text: equal where texts differ in numbers only.
+        Everything but the numbers, as text: equal for statements that differ only in numbers.
     """
 
     nodes: tuple[dict[str, Any], ...]
@@ -41,22 +41,19 @@ class Written:
 
     @property
     def digest(self) -> str:
-        """What stands for :attr:`shape` where it is too long to keep."""
+        """Hash of :attr:`shape`, for storage."""
         return hashlib.sha256(self.shape.encode()).hexdigest()
 
 
 def written_of(several: Sequence[Any], *, kept: bool = False) -> Written:
-    """Return what variables and a statement, the last of them, are as data.
-
-    With ``kept``, numbers that code must know are part of the text (:func:`_kept`).
-    """
+    """Return variables and a statement (the last item) as data; ``kept`` leaves in the numbers of :func:`_kept`."""
     data = json.loads(tvm.ir.save_json(tvm.runtime.convert(list(several))))
     nodes, new = list[dict[str, Any]](), dict[int, int]()
     numbers = []
     given = data["nodes"]
     literal = _kept(given) if kept else frozenset[int]()
     for n, node in enumerate(given):
-        if node["type"] == _BOXED:  # equal numbers are one node: whether two are equal is no part of the text
+        if node["type"] == _BOXED:  # equal numbers share a node: the text must not tell
             continue
         new[n] = len(nodes)
         if node["type"] == _INTEGER:
@@ -70,17 +67,17 @@ def written_of(several: Sequence[Any], *, kept: bool = False) -> Written:
             nodes.append({"type": _INTEGER, "data": {"span": new[fields["span"]], "ty": new[fields["ty"]]}})
             continue
         below = Inverse.of(node["data"]["value"]) if node["type"] == _FLOAT else None
-        if below is not None:  # one over a number, as a mean multiplies by: that number may depend on sizes
+        if below is not None:  # the reciprocal of a number, as in a mean: that number may depend on sizes
             numbers.append((len(nodes), below))
             node = {"type": _FLOAT, "data": {**node["data"], "value": "inverse"}}
         nodes.append(_renumbered(node, new, given))
     if data["root_index"] != len(given) - 1:
-        raise BuildError("a kernel of a range: expected the whole text to be its last node.")
+        raise BuildError("a kernel of a range: expected the last node to be the root.")
     return Written(tuple(nodes), tuple(numbers), json.dumps(nodes))
 
 
 def _kept(given: Sequence[dict[str, Any]]) -> frozenset[int]:
-    """Return numbers that code must know: threads, elements of registers and scratchpad, loops without a counter."""
+    """Return numbers the code must know: threads, elements of registers and scratchpad, loops without a counter."""
     found: set[int] = set()
     for node in given:
         data: Any = node.get("data")
@@ -111,22 +108,19 @@ def _renumbered(node: dict[str, Any], new: Mapping[int, int], given: Sequence[An
 
 
 def numbers_of(texts: Sequence[Written]) -> list[tuple[int, ...]]:
-    """Return the numbers of texts that are equal but for them: of each place those of all texts."""
+    """Return, for each number of statements of equal shape, its values in all of them."""
     return list(zip(*([number for _, number in t.numbers] for t in texts), strict=True))
 
 
 def rewritten(text: Written, formulas: Sequence[Formula], sizes: Sequence[str] | None = None) -> list[Any]:
-    """Return the variables and the statement of a text, formulas of sizes in place of its numbers.
-
-    The variables of ``sizes``, where they are given, follow as one list.
-    """
+    """Return a text's variables and statement with formulas for its numbers, then the variables of ``sizes``."""
     writer = _Writer([json.loads(json.dumps(n)) for n in text.nodes])
     for (at, _), formula in zip(text.numbers, formulas, strict=True):
         writer.put(at, formula)
     root = writer.place[len(text.nodes) - 1]
     if sizes is not None:
         last = writer.variables(sizes)
-        writer.out[root]["data"].append(root)  # they change places, since a node comes after what is in it
+        writer.out[root]["data"].append(root)  # swapped, since a node comes after the nodes it refers to
         writer.out[last], writer.out[root] = writer.out[root], writer.out[last]
         root = last
     data = json.dumps({"root_index": root, "nodes": writer.out, "metadata": {}})
@@ -138,7 +132,7 @@ def _is_type(node: Mapping[str, Any], dtype: str) -> bool:
 
 
 class _Writer:
-    """Writes nodes anew, formulas in place of numbers."""
+    """Writes nodes anew with formulas in place of numbers."""
 
     def __init__(self, nodes: list[dict[str, Any]]) -> None:
         self.nodes, self.formulas = nodes, dict[int, Formula]()
@@ -152,7 +146,7 @@ class _Writer:
 
     @property
     def place(self) -> dict[int, int]:
-        """Where every node went."""
+        """New position of every node."""
         if self._place is None:
             self._place = {}
             for n, node in enumerate(self.nodes):
@@ -186,7 +180,7 @@ class _Writer:
         )
 
     def _whole(self, place: Mapping[int, int]) -> int:
-        """Return the type of the sizes."""
+        """Return the node of the sizes' type."""
         return next(at for m, at in place.items() if _is_type(self.nodes[m], _SIZE))
 
     def _at(self, value: Any, place: Mapping[int, int]) -> int:
@@ -211,7 +205,7 @@ class _Writer:
         return self._vars[key]
 
     def variables(self, sizes: Sequence[str]) -> int:
-        """Write a list of the variables that sizes are."""
+        """Write a list of the variables of ``sizes``."""
         found: dict[str, list[int]] = {n: [at for (name, _), at in self._vars.items() if name == n] for n in sizes}
         wrong = [n for n, several in found.items() if len(several) != 1]
         if wrong:
@@ -236,7 +230,7 @@ class _Writer:
         return self._binary(how, found, self._number(atom.by, span, ty), span, ty)
 
     def _inverse(self, formula: Formula, span: int, ty: int, whole: int) -> int:
-        """Write one over a number as the constant that it is elsewhere: divided in double precision, then rounded."""
+        """Write the reciprocal of a formula, divided in double precision and then rounded like a constant."""
         if not formula.terms:
             return self._add(_FLOAT, {"span": span, "ty": ty, "value": 1 / formula.const})
         double = self._add("ir.PrimType", {"span": span, "dtype": "float64"})

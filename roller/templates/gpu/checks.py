@@ -1,4 +1,4 @@
-"""What a GPU program of each structure can say: held against programs that somebody named."""
+"""Checks of GPU programs that a person named, by structure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from roller.tile.winograd_products import products, products_program
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a field that says what no GPU program has."""
+    """Refuse a program with fields that GPU programs of its structure do not have."""
     del geometry, spec
     if program.nontemporal:
-        raise TileError("program: 'nontemporal' is a CPU's. Leave it out.")
+        raise TileError("program: 'nontemporal' belongs to CPUs. Leave it out.")
     inner = products_program(program) or program
     g = Geometry.of(inner.expr)
     if inner.traits.reuses and set(inner.staged) != set(g.load_names):
@@ -43,7 +43,7 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
 
 
 def _check_windows(program: RProgram) -> None:
-    """Raise where threads that walk windows would have a part of one."""
+    """Raise if the threads of a window program would have part of a window."""
     for layer, tile in program.tiles:
         for axis, extent in zip(program.axes, tile, strict=True):
             if axis.kind != SPATIAL and extent != axis.extent:
@@ -54,7 +54,7 @@ def _check_windows(program: RProgram) -> None:
 
 
 def _check_vector(program: RProgram) -> None:
-    """Raise where the register tile does not hold whole vectors, of rows that are not counted from a boundary."""
+    """Raise if the register tile does not hold whole vectors; rows with shifted positions are exempt."""
     axis = program.vector_axis
     if axis is None or program.traits.spreads_reductions:
         return
@@ -66,7 +66,7 @@ def _check_vector(program: RProgram) -> None:
 
 
 def _check_products(program: RProgram) -> None:
-    """Raise where tiles of a window product are not those of a product of its transformed tiles."""
+    """Raise if the tiles of a window product are not those of a product of its transformed tiles."""
     found = products(program.expr, program.structure)
     assert found is not None  # there is a window product
     inner = found.inner(program)
@@ -78,12 +78,12 @@ def _check_products(program: RProgram) -> None:
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
-    """Return the m, n and k axes along which a matrix instruction computes an expression, one tuple a way."""
+    """Return the (m, n, k) axes along which a matrix instruction can compute an expression."""
     return [form.axes for form in matrix_forms(geometry, spec) if form.fragment == fragment]
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
-    """Return which budget of construction a program exceeds, ``None`` where it fits."""
+    """Return the construction budget that a program exceeds, or ``None`` if it fits."""
     program = products_program(program) or program
     batch, lim = batch_of([program]), spec.limits
     threads, lanes = program.threads_per_block, spec.teu.lanes

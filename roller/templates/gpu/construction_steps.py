@@ -1,8 +1,8 @@
-"""How construction comes to programs, in words, for whoever explains one."""
+"""Descriptions of how construction finds programs, for explanations."""
 
 from __future__ import annotations
 
-#: What construction does where it grows nothing, by structure.
+#: Description of construction by structures that grow nothing.
 ENUMERATED = {
     "rows": "Threads along a row, threads along rows, and what each holds are enumerated; the model's price chooses "
     "among all that fit.",

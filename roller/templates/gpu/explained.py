@@ -1,7 +1,7 @@
 """The price of one GPU program as a tree of terms: waves of blocks, their phases, bytes, cycles and latencies.
 
-Every number is one that :func:`roller.templates.gpu.common.price.price` computed with and left behind; here stands
-only which rule made it of which others, in the order of that computation.
+All numbers come from :func:`roller.templates.gpu.common.price.price`; this module only states the rules that connect
+them, in the order of that computation.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from roller.templates.gpu.common.compute import Work
 from roller.templates.gpu.common.power import busy_cycles, byte_energies_j, cycle_energies_j, cycles_w, other_cycles
 from roller.templates.gpu.common.price import Parts
 
-#: Names of the two kinds of waves, and of a wave where there is no other.
+#: Names of the two kinds of waves, and of a single wave.
 _WAVES, _ONLY = ("full waves", "last wave"), "the only wave"
 
 
 def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted seconds of the one program that ``told`` is of."""
+    """Return the predicted seconds of the one program in ``told`` as a tree of terms."""
     kernel = _kernel(told[0])
     if len(told) == 1:
         return kernel
@@ -43,13 +43,13 @@ def _transform(name: str, p: dict[str, float]) -> Term:
 
 
 def _kernel(p: Parts) -> Term:
-    """Return the predicted seconds of one kernel (and of the one that adds the parts of a split reduction)."""
+    """Return the predicted seconds of one kernel, and of the kernel that adds parts of a split reduction."""
     r, terms, waves, spec = Reader(), p["terms"], p["waves"], p["spec"]
     each = []
     for n, name in enumerate(_WAVES):
         at = Reader(wave=n)
         count, all_waves = at.given("number of waves", waves.count), r.number(waves.count.sum(axis=0))
-        if count.value:  # what is not there adds nothing
+        if count.value:  # a kind without waves adds nothing
             seconds, name = _wave(p, at), _ONLY if all_waves == 1 else name
             each.append(Term(name, count.value * seconds.value, "s", "product", (count, seconds)))
     running = r.made("sum", "waves of blocks", p["every"], "s", *each)
@@ -62,7 +62,7 @@ def _kernel(p: Parts) -> Term:
 
 
 def _power(p: Parts, at: Reader) -> Term:
-    """Return the seconds in which the board's power pays for a launch."""
+    """Return the seconds in which the board's power limit allows a launch."""
     spec, batch, each = p["spec"], p["batch"], cycle_energies_j(p["batch"], p["spec"])
     assert each is not None
     busy = busy_cycles(batch, spec, p["work"])
@@ -85,13 +85,12 @@ def _power(p: Parts, at: Reader) -> Term:
 
 
 def _drawn_by(spec: DeviceSpec) -> str:
-    """Return what the power that is left for cycles is called."""
+    """Return the label of the power left for cycles."""
     standing = spec.execution.standing_w
     return f"most the board draws beside the {standing:g} W it always does" if standing else "most the board draws"
 
 
 def _wave(p: Parts, at: Reader) -> Term:
-    """Return the seconds of one wave."""
     work: Work = p["work"]
     hidden = _hidden(p, at)
     issuing = at.made("quotient", "issue slots", p["issuing"], "s", _issue_cycles(p, work, at), _clock(p, at))
@@ -152,7 +151,7 @@ def _memory(p: Parts, at: Reader) -> Term:
 
 
 def _bytes(p: Parts, at: Reader, layer: str) -> Term:
-    """Return the bytes of the launch through a layer, by what moves them."""
+    """Return the bytes of the launch through a layer, by source of traffic."""
     name, index = ("dram_bytes", 2) if layer == "global" else ("l2_bytes", 1)
     every = [at.given(m[0], m[index], "bytes", layer) for m in p["by_tensor"]]
     parts = [t for t in every if t.value] or every[:1]  # zeros leave a sum as it is
@@ -174,7 +173,7 @@ def _bandwidth(p: Parts, at: Reader) -> Term:
 
 
 def _pipes(p: Parts, at: Reader) -> tuple[Term, ...]:
-    """Return the phases of copies and arithmetic: apart where integer instructions have pipes of their own."""
+    """Return the phases of copies and arithmetic: separate if integer instructions have pipes of their own."""
     b, clock = p["waves"].per_unit, _clock(p, at)
     arithmetic = at.made("quotient", "arithmetic", p["arithmetic"], "s", _arithmetic_cycles(p, b, at), clock)
     copying = at.made("quotient", "instructions of copies", p["copying"], "s", _copy_cycles(p, b, at), clock)
@@ -202,7 +201,7 @@ def _teus(p: Parts, blocks: Any, at: Reader) -> Term:
 
 
 def _arithmetic_cycles(p: Parts, blocks: Any, at: Reader) -> Term:
-    """Return the cycles of :meth:`Work.arithmetic` of so many blocks of a unit."""
+    """Return the cycles of :meth:`Work.arithmetic` of ``blocks`` blocks of a unit."""
     work: Work = p["work"]
     share, told = _share(p, blocks, at), work.told(blocks, p["spec"].teu.schedulers_per_unit)
     whole = at.made("ceiling", "TEUs of the busiest scheduler", told["whole"], "", share)
@@ -229,7 +228,7 @@ def _arithmetic_cycles(p: Parts, blocks: Any, at: Reader) -> Term:
 
 
 def _copy_cycles(p: Parts, blocks: Any, at: Reader) -> Term:
-    """Return the cycles of :meth:`Work.copying` of so many blocks of a unit."""
+    """Return the cycles of :meth:`Work.copying` of ``blocks`` blocks of a unit."""
     work: Work = p["work"]
     copies = at.made("product", "copies of all steps", work.steps * work.copies, "cycles",
                      at.given("reduction steps", work.steps),
@@ -253,7 +252,7 @@ def _issue_cycles(p: Parts, work: Work, at: Reader) -> Term:
 
 
 def _beside(p: Parts, arithmetic: Term, copies: Term, at: Reader) -> Term:
-    """Return the cycles of one block whose products run beside its copies, and are waited for by its stores."""
+    """Return the cycles of one block whose products overlap its copies and precede its stores."""
     stores = at.given("epilogue and stores", p["work"].storing(1.0, p["spec"].teu.schedulers_per_unit), "cycles")
     products = Term("products and stores", arithmetic.value + stores.value, "cycles", "sum", (arithmetic, stores))
     return Term("its cycles", max(products.value, copies.value), "cycles", "largest", (products, copies))

@@ -1,4 +1,4 @@
-"""Programs of GPU libraries: the templates' own, restricted to what a :class:`LibraryPolicy` says kernels are like."""
+"""Programs of GPU libraries: the templates' own, restricted to the kernels a :class:`LibraryPolicy` describes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roller.tile.structures import TILED, structure_of
 
 
 def library_options(options: ConstructOptions, policy: LibraryPolicy) -> ConstructOptions:
-    """Return the mechanisms that libraries have of those asked for."""
+    """Return the options restricted to mechanisms that libraries have."""
     return replace(
         options,
         winograd=options.winograd and policy.winograd,
@@ -29,10 +29,8 @@ def library_options(options: ConstructOptions, policy: LibraryPolicy) -> Constru
 
 
 def product_tiles(geometry: Geometry, spec: DeviceSpec, policy: LibraryPolicy) -> list[TileBatch]:
-    """Return the programs of a product of matrices on threads, in the policy's tiles; none where it is no such product.
-
-    A product has one wide axis of each operand's own and one reduction axis; other axes are a batch of products.
-    """
+    """Return the programs of a matrix product on threads, in the policy's tiles; none for other expressions."""
+    # A product has one wide axis of each operand's own and one reduction axis; other axes are a batch of products.
     sides = _sides(geometry)
     if sides is None or not structure_of(geometry).reuses:
         return []
@@ -53,7 +51,7 @@ def product_tiles(geometry: Geometry, spec: DeviceSpec, policy: LibraryPolicy) -
 
 
 def _sides(geometry: Geometry) -> tuple[int, int, int] | None:
-    """Return the positions of a product's rows, columns and reduction; ``None`` where it has none or several."""
+    """Return the positions of a product's rows, columns and reduction; ``None`` unless there is one of each."""
     reduced = [a for a in geometry.reduced_axes if geometry.extents[a] > 1] or list(geometry.reduced_axes[:1])
     if len(geometry.loads) != 2 or len(reduced) != 1:
         return None
@@ -75,21 +73,18 @@ def _thread_tile(height: int, width: int, threads: int) -> tuple[int, int]:
 
 
 def library_rows(batch: TileBatch, spec: DeviceSpec, policy: LibraryPolicy) -> TileBatch:
-    """Return those of row programs in which a TEU holds a row in registers, or a block has one and reads it again.
-
-    Rows are held up to some length, but where their sums are taken in one pass: those come from memory twice.
-    """
+    """Return the row programs in which a TEU holds a row in registers, or a block rereads its one row."""
     g, (lanes, rows) = batch.geometry, lane_counts(batch)
     columns = int(product(g.extents[None], g.reduced_axes)[0])
     vector, moments = _vector_elements(batch, policy), any(r.moments for r in RowShape.of(g).reads)
-    if columns <= policy.kept_columns and not moments:
+    if columns <= policy.kept_columns and not moments:  # sums of one pass (moments) read their rows twice
         chosen = keeps(batch) & (lanes == spec.teu.lanes) & (batch.threads_per_block == policy.kept_threads)
     else:
         chosen = (rows == 1) & (product(batch.block, g.spatial_axes) == 1) & ~keeps(batch)
         chosen &= product(batch.register, g.reduced_axes) == vector
         chosen &= lanes == (policy.moment_threads if moments else _row_threads(columns, vector, spec, policy))
         chosen &= (batch.split_k == 1) & (not batch.staged)
-    few = not chosen.any() and not batch.staged  # rows shorter than a block's threads are anybody's
+    few = not chosen.any() and not batch.staged  # no kernel of the policy suits short rows: all are kept
     return replace(batch.take(np.flatnonzero(chosen | few)), moments_together=moments)
 
 
@@ -99,7 +94,7 @@ def _vector_elements(batch: TileBatch, policy: LibraryPolicy) -> int:
 
 
 def _row_threads(columns: int, vector: int, spec: DeviceSpec, policy: LibraryPolicy) -> int:
-    """Return the threads of a block that has one row: half as many as there are vectors, up to all of them."""
+    """Return the threads of a block with one row: at least half as many as vectors, up to a limit."""
     wanted, threads = min(-(-columns // vector), policy.row_threads), spec.teu.lanes
     while threads < wanted / 2:
         threads *= 2
@@ -107,7 +102,7 @@ def _row_threads(columns: int, vector: int, spec: DeviceSpec, policy: LibraryPol
 
 
 def library_streams(batch: TileBatch, policy: LibraryPolicy) -> TileBatch:
-    """Return those of element-wise programs whose threads take one vector each."""
+    """Return the element-wise programs whose threads take one vector each."""
     vector = _vector_elements(batch, policy)
     one = product(batch.register, range(len(batch.geometry.names))) == vector
     one &= not batch.staged
@@ -115,7 +110,7 @@ def library_streams(batch: TileBatch, policy: LibraryPolicy) -> TileBatch:
 
 
 def restricted(batches: Iterable[TileBatch], spec: DeviceSpec, policy: LibraryPolicy) -> list[TileBatch]:
-    """Return the programs of batches that the policy's kernels are like; a batch it says nothing of stays."""
+    """Return the programs that resemble the policy's kernels; batches of other structures are unchanged."""
     found = []
     for batch in batches:
         if batch.traits.spreads_reductions:

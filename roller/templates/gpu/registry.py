@@ -1,4 +1,4 @@
-"""The templates of GPUs, in the order in which their programs are constructed, and what asks them."""
+"""Templates of GPUs, in the order in which their programs are constructed, and the functions that dispatch to them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ def _matrix(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> li
     return matrix_pools(forms, spec, options) if forms else []
 
 
-#: In the order of their programs.
 TEMPLATES = (
     Template(
         "window", lambda p: p.traits.slides_windows, WINDOW.price, f"{_HERE}.window.emit:kernels", window_pools,
@@ -92,12 +91,12 @@ TEMPLATES = (
 
 
 def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the batches of the templates that look at one form at a time, before they are varied."""
+    """Return the batches of the templates that take one form at a time, before variants are added."""
     return [b for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
-    """Yield the batches of every template, in their order; those that look at all forms at once come last."""
+    """Yield the batches of every template, in their order; those for all forms at once come last."""
     policy = POLICIES[options.policy]
     if policy is None:
         yield from _constructed(expr, spec, options)
@@ -108,7 +107,7 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 def _like_libraries(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, policy: LibraryPolicy
 ) -> list[TileBatch]:
-    """Return the programs of the policy's kernels: a matrix unit's where it takes the dtypes, else those of threads."""
+    """Return the programs of the policy's kernels: a matrix unit's if it takes the dtypes, else threads'."""
     found = _winograd(expr, spec, options) or _matrix(expr, spec, options)
     found = found or [b for f in canonical_forms(expr, options) for b in product_tiles(Geometry.of(f), spec, policy)]
     return found or restricted(_constructed(expr, spec, options), spec, policy)
@@ -126,7 +125,7 @@ def _constructed(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
 def price(
     batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, told: list[Parts] | None = None
 ) -> Terms:
-    """Price a batch as its template does; see :func:`roller.templates.gpu.common.price.price`."""
+    """Price a batch by its template; see :func:`roller.templates.gpu.common.price.price`."""
     return template_of(TEMPLATES, batch).price(batch, spec, laid, told)
 
 
@@ -138,12 +137,12 @@ def price_programs(
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return a time no program of the batch can beat, ``(N,)``: zero where its template knows none."""
+    """Return a time no program of the batch can beat, ``(N,)``: zero if its template has no bound."""
     bound = template_of(TEMPLATES, batch).bound
     return np.zeros(len(batch)) if bound is None else bound(batch, spec)
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the time of the arithmetic of every program alone, copies and memory free, ``(N,)``."""
+    """Return the time of the arithmetic of every program alone, without copies and memory, ``(N,)``."""
     arithmetic = template_of(TEMPLATES, batch).arithmetic
     return np.zeros(len(batch)) if arithmetic is None else arithmetic(batch, spec)

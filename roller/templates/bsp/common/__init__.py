@@ -1,1 +1,1 @@
-"""What all templates of bulk-synchronous devices share: what a program means, how tiles grow, the price of phases."""
+"""Shared by all templates of bulk-synchronous devices: counts of a program, growth of tiles, price of the phases."""

@@ -1,9 +1,8 @@
-"""What a program means on a bulk-synchronous device: tiles, supersteps, bytes; the price and the code read it here.
+"""Counts of a bulk-synchronous program that both its price and its code use: tiles, supersteps, bytes.
 
-A program's slowest tile (``scratchpad``) is what one unit computes in one superstep: before it, the unit receives its
-data tiles through the exchange. Reductions go in steps whose accumulators stay where they are; ``split_k`` gives the
-parts of a reduction to several units and adds a superstep in which they meet. More tiles than units take turns, in
-waves.
+A program's slowest tile (``scratchpad``) is computed by one unit in one superstep, after the unit has received its
+data tiles through the exchange. Accumulators stay in place between reduction steps; ``split_k`` spreads the parts of a
+reduction over several units and adds a superstep that combines them. More tiles than units run in waves.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from roller.tile.geometry import Floats, Ints, store_order
 
 @dataclass(frozen=True)
 class Decision:
-    """Numbers of a batch, ``(N,)`` each.
+    """Counts of a batch, ``(N,)`` each.
 
     Parameters
     ----------
     tasks
         Tiles of the output times parts of a split reduction.
     waves, steps
-        Turns that units take, and reduction steps of one tile.
+        Tiles per unit one after another, and reduction steps of one tile.
     supersteps
-        Compute phases of the whole program, each behind a synchronisation.
+        Compute phases of the whole program, each preceded by a synchronisation.
     received_bytes
-        What a unit receives in one reduction step, in whole words of the exchange.
+        Bytes a unit receives in one reduction step, in whole words of the exchange.
     other_bytes
-        What only other stages than the anchor read: received once per tile.
+        Bytes read only by stages other than the anchor: received once per tile.
     result_bytes
-        What a unit sends home of one tile.
+        Bytes of one tile that a unit sends to its home memory.
     partial_bytes
-        Accumulators that the other parts of a split reduction send to the unit that combines them.
+        Accumulators sent by the other parts of a split reduction to the unit that combines them.
     working_bytes
         Data tiles, intermediates, accumulators and results of one unit.
     resident_bytes, kept_bytes
-        Tensors of the caller, and how much of them the units have room for beside their tiles.
+        Tensors of the caller, and how much of them fits in the units' scratchpads next to their tiles.
     streamed_bytes
-        What has to come from, and go to, the memory behind the device.
+        Bytes moved from and to the memory outside the device.
     """
 
     tasks: Ints
@@ -64,7 +63,7 @@ class Decision:
 
 
 def decided(batch: TileBatch, spec: DeviceSpec) -> Decision:
-    """Return what the programs of a batch mean, computed once."""
+    """Return the counts of a batch's programs, computed once."""
     found: Decision | None = batch._memo.get(("bsp", spec.content_key))
     if found is None:
         found = batch._memo["bsp", spec.content_key] = _decide(batch, spec)
@@ -72,21 +71,19 @@ def decided(batch: TileBatch, spec: DeviceSpec) -> Decision:
 
 
 def fits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs whose tiles a unit's scratchpad holds."""
+    """Mask of programs whose tiles fit in a unit's scratchpad."""
     return np.asarray(decided(batch, spec).working_bytes <= spec.layer(spec.traits.scratchpad).budget_bytes)
 
 
 def piece_elements(vector: Any, itemsize_bytes: int) -> Any:
-    """Return how many neighbouring results one worker takes together: whole vectors, and whole words of memory.
-
-    A store of a worker writes a word, so no two workers may have results in one. ``vector`` is a number or an array.
+    """Return how many neighbouring results one worker computes together: whole vectors in whole words of memory.
 
     Examples
     --------
     >>> piece_elements(2, 4), piece_elements(2, 1)
     (2, 4)
     """
-    several = max(1, WORD_BYTES // itemsize_bytes)
+    several = max(1, WORD_BYTES // itemsize_bytes)  # stores write words: no two workers may share one
     return -(-vector // several) * several
 
 
@@ -97,7 +94,7 @@ def contiguous_order(stage: Stage) -> list[str]:
 
 
 def pieces_of(stage: Stage, batch: TileBatch) -> Ints:
-    """Return pieces of a stage's results in a unit's tile, which its workers share out evenly, ``(N,)``."""
+    """Return the number of pieces of a stage's results in a unit's tile, ``(N,)``."""
     tile, order = tile_of(batch), contiguous_order(stage)
     extents = {a.name: np.asarray(tile.get(a.name, a.extent)) for a in stage.axes}
     axis, total = batch.vector_axis, np.ones(len(batch), np.int64)
@@ -119,7 +116,7 @@ def in_steps(batch: TileBatch) -> Floats:
 
 
 def passes(batch: TileBatch) -> int:
-    """Return compute phases of one tile beside the anchor's steps: one per other stage, whose workers meet."""
+    """Return the compute phases of a tile other than the anchor's steps: one per other stage."""
     return len(batch.geometry.expr.stages) - 1
 
 
@@ -137,14 +134,14 @@ def _decide(batch: TileBatch, spec: DeviceSpec) -> Decision:
     result = sum((size[n] for n in expr.outputs), np.zeros(len(batch)))
     partial = np.where(batch.split_k > 1, (batch.split_k - 1) * accumulators, 0).astype(float)
     working = sum(size.values(), np.zeros(len(batch))) + np.where(in_steps(batch), accumulators, 0)
-    working = working + np.where(batch.split_k > 1, accumulators, 0)  # one part at a time arrives beside its own
+    working = working + np.where(batch.split_k > 1, accumulators, 0)  # one other part is received at a time
     resident = float(sum(t.nbytes for t in (*expr.inputs, *expr.output_tensors)))
     spare = np.maximum(0.0, spec.layer(spec.traits.scratchpad).budget_bytes - working) * spec.units
     kept = np.minimum(resident, spare)
     supersteps = waves * (steps + passes(batch) + (batch.split_k > 1))
     away = 1.0 - kept / resident
     several = np.minimum(batch.blocks, spec.units)
-    # Units of one superstep that want the same elements are served by one stream.
+    # Units that need the same elements in one superstep share one stream.
     read = sum((np.minimum(size[n] * several, expr.tensors[n].nbytes) * np.where(n in own, steps, 1) for n in inputs),
                np.zeros(len(batch)))  # fmt: skip
     streamed = away * (read * waves + sum(t.nbytes for t in expr.output_tensors))
@@ -154,7 +151,6 @@ def _decide(batch: TileBatch, spec: DeviceSpec) -> Decision:
 
 
 def _spatial(batch: TileBatch) -> Ints:
-    """Return outputs of the anchor in a unit's tile, padding included, ``(N,)``."""
     total = np.ones(len(batch), np.int64)
     for a in batch.geometry.spatial_axes:
         total = total * batch.block[:, a]
@@ -162,12 +158,11 @@ def _spatial(batch: TileBatch) -> Ints:
 
 
 def _words(count: Ints, word: int) -> Ints:
-    """Return bytes rounded up to whole words of the exchange."""
     return np.asarray(-(-count // word) * word)
 
 
 def points_of(stage: Stage, batch: TileBatch) -> Ints:
-    """Return points of a stage that one unit computes in one step of its tile; axes of other tiles are whole."""
+    """Return the points of a stage that one unit computes in one step; an axis without a tile counts whole."""
     tile, total = tile_of(batch), np.ones(len(batch), np.int64)
     for a in stage.axes:
         total = total * tile.get(a.name, a.extent)

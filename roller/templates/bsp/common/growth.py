@@ -1,8 +1,8 @@
-"""Programs of bulk-synchronous devices: a unit's tile grows by data reuse, then reduction steps and parts are chosen.
+"""Growth of a unit's tile by data reuse on bulk-synchronous devices, then the choice of reduction steps and parts.
 
 A tile starts as one vector of one worker (or one pass of the matrix unit) and grows along the axes that save most
-exchange per byte of scratchpad, over extents that cut an axis into equal parts of whole vectors, until nothing fits.
-Every state on the way is a program: small tiles fill all units, large ones exchange less.
+exchange per byte of scratchpad. Every state on the way is a program: small tiles fill all units, large ones exchange
+less.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from roller.tile.boxes import whole_axes
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import MATRIX, structure_of
 
-#: Equal parts an axis is cut into, beside powers of two; axes followed per state, rounds of growth, states kept.
+#: Equal parts an axis is cut into, besides powers of two; axes followed per state; rounds of growth; states kept.
 _PARTS, _BRANCH, _ROUNDS, _KEPT = 12, 3, 24, 128
-#: Largest reduction steps tried per tile: smaller ones only meet more often.
+#: Largest reduction steps tried per tile: smaller ones only synchronise more often.
 _STEPS = 3
-#: Parts of a reduction that are given to several units.
+#: Numbers of units a reduction may be split over.
 _SPLITS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class Grain:
-    """What tiles are multiples of: a vector along ``axis``, or a pass of a matrix unit along its axes."""
+    """Unit of tile sizes: a vector along ``axis``, or a pass of a matrix unit along its axes."""
 
     step: Ints
     axis: int | None
@@ -65,7 +65,7 @@ def whole_mask(g: Geometry) -> np.ndarray:
 
 
 def of_grain(batch: TileBatch, step: Ints) -> np.ndarray:
-    """Mask of programs as growth makes them: grains of a worker, axes whole that must be, no more parts than steps."""
+    """Mask of programs that growth could make: tiles of whole grains, no more parts than steps."""
     g = batch.geometry
     whole = (batch.block >= g.extents)[:, whole_mask(g)].all(axis=1)
     parted = batch.split_k <= batch.counts[:, ~g.spatial].prod(axis=1)
@@ -73,14 +73,14 @@ def of_grain(batch: TileBatch, step: Ints) -> np.ndarray:
 
 
 def _sizes(extent: int, step: int) -> Ints:
-    """Return the extents a tile may take along an axis: equal parts of it in whole steps."""
+    """Return the extents a tile may take along an axis: equal parts of it, in whole steps."""
     parts = {*range(1, _PARTS + 1), *(1 << p for p in range(extent.bit_length() + 1))}
     parts |= {p for p in range(1, 65) if extent % p == 0}
     return np.array(sorted({_up(_up(extent, p) // p, step) for p in parts} | {step}), np.int64)
 
 
 def _with_steps(g: Geometry, grain: Grain, tiles: Ints, whole: np.ndarray, spec: DeviceSpec) -> Iterator[Ints]:
-    """Yield tiles with the largest reduction steps that fit: the whole reduction, else its longest axis cut again."""
+    """Yield tiles with the largest reduction steps that fit, halving the longest reduction axis each time."""
     step = np.where(g.spatial | whole, 0, -(-g.extents // grain.step) * grain.step)
     left, tried = np.arange(len(tiles)), np.zeros(len(tiles), np.int64)
     while True:
@@ -97,7 +97,7 @@ def _with_steps(g: Geometry, grain: Grain, tiles: Ints, whole: np.ndarray, spec:
 
 
 def _split(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
-    """Return programs that leave units idle with their reduction in parts, one unit each."""
+    """Return the programs that leave units idle, with their reduction split over several units."""
     out = []
     for parts in _SPLITS:
         rows = np.flatnonzero((batch.steps >= parts) & (batch.blocks * parts <= 2 * spec.units))
@@ -116,7 +116,7 @@ def _batch(g: Geometry, grain: Grain, tiles: Ints) -> TileBatch:
 
 
 def _allowed(batch: TileBatch, options: ConstructOptions) -> TileBatch:
-    """Return the programs that pad no more than the options, and the expression, allow; no more than asked for."""
+    """Drop programs that pad more than the options and the expression allow; keep at most ``options.pool``."""
     waste = (-batch.geometry.extents % batch.block) / batch.geometry.extents
     padded = batch.geometry.expr.allow_padding
     rows = np.flatnonzero((waste <= (options.epsilon if padded else 0)).all(axis=1))
@@ -126,5 +126,4 @@ def _allowed(batch: TileBatch, options: ConstructOptions) -> TileBatch:
 
 
 def _up(value: int, step: int) -> int:
-    """Return a number rounded up to a multiple."""
     return -(-value // step) * step

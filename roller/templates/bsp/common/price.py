@@ -1,9 +1,7 @@
-"""The price of programs of a bulk-synchronous device: compute phases, exchanges, synchronisations, streaming.
+"""Price of programs of a bulk-synchronous device: the sum of computing, exchanging, synchronising and streaming.
 
-Phases do not overlap: that is what bulk-synchronous means. Seconds are a sum of what the busiest unit computes, what
-every unit receives and sends through the exchange, what all units wait for each other, and what comes from the memory
-behind the device where its scratchpads together do not hold the tensors (no overlap there either: the exchange carries
-it).
+Phases do not overlap. Streaming is the traffic with the memory outside the device for tensors that all scratchpads
+together cannot hold; the exchange carries it, so it does not overlap either.
 """
 
 from __future__ import annotations
@@ -20,23 +18,20 @@ from roller.templates.bsp.common.decide import decided, fits, passes, pieces_of,
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
-#: Numbers on the way to a price, by name.
+#: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.bsp.explained`).
 Parts = dict[str, Any]
 #: Terms that compete for the bottleneck.
 BOTTLENECKS = ("compute_s", "exchange_s", "sync_s", "streaming_s", "launch_s")
 
 
 def priced(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] | None = None) -> Terms:
-    """Price a batch whose anchor takes ``step`` cycles in one reduction step of a tile; returns arrays ``(N,)``.
-
-    To ``told`` come the numbers on the way, for whoever explains the price (:mod:`roller.templates.bsp.explained`).
-    """
+    """Price a batch whose anchor takes ``step`` cycles per reduction step; ``told`` collects intermediate numbers."""
     d, home = decided(batch, spec), spec.home
     share = home.bandwidth_bytes_per_s / spec.units
     once = _once_cycles(batch, spec)
     cycles = d.waves * (d.steps * step + once)
     moved = d.waves * (d.steps * d.received_bytes + d.other_bytes + d.partial_bytes + d.result_bytes)
-    # A synchronisation before every exchange: data tiles of each step, parts, results; and one per further stage.
+    # One synchronisation before every exchange (data tiles of each step, parts, results), and one per further stage.
     meetings = (d.supersteps + d.waves).astype(float)
     behind = spec.memory_layers[-1]
     terms: Terms = {
@@ -60,7 +55,7 @@ def priced(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] |
 
 
 def _once_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles of the other stages and of combining parts, once per tile, ``(N,)``."""
+    """Return the cycles per tile of the other stages and of combining parts, ``(N,)``."""
     expr = batch.geometry.expr
     others = [s for s in expr.stages if s is not expr.anchor]
     cycles = sum((stage_cycles(s, batch, spec) for s in others), np.zeros(len(batch)))
@@ -70,7 +65,7 @@ def _once_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles of one stage over a unit's tile: vectors of arithmetic beside loads, shared among the workers."""
+    """Return the cycles of one stage over a unit's tile, arithmetic and loads overlapping, workers sharing it."""
     mix = priced_mix(stage.body, stage.combiner, dtypes_of(batch.geometry.expr), stage.acc_dtype)
     arithmetic = sum(n / rate_of(spec.compute.ops_per_cycle_per_unit, *kind) for kind, n in mix.items())
     loads = max(1, len(stage.loads)) / spec.compute.ops_per_cycle_per_unit["load_store"]
@@ -82,7 +77,7 @@ def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def idle_workers(pieces: Ints, spec: DeviceSpec) -> Floats:
-    """Return how much longer a tile takes because its pieces do not divide evenly among the workers of a unit."""
+    """Return the factor by which pieces that do not divide evenly among a unit's workers lengthen a tile."""
     workers = spec.limits.threads_per_unit or 1
     return np.asarray(-(-pieces // workers) * workers / pieces)
 

@@ -1,7 +1,7 @@
 """Codelets: one C++ class per stage, whose workers compute a unit's tile from the unit's own copies of tensors.
 
-``place`` tells a codelet which tile it has: first point and number of points of every axis, first position of every
-copy, and, where accumulators outlive a superstep, whether it is the first step and the last one.
+The field ``place`` describes the tile to a codelet: first point and number of points of every axis, first position of
+every copy, and, where accumulators outlive a superstep, whether the step is the first and whether it is the last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "largest<{2}>({0}, {
 
 
 def source_of(expr: TensorExpr, schedule: Schedule) -> str:
-    """Return the codelets of all stages, and those of a split reduction: combining parts, converting their sum."""
+    """Return the codelets of all stages, and those that combine and convert the parts of a split reduction."""
     classes = [_stage(expr, s, p, schedule) for s, p in zip(expr.stages, schedule.stages, strict=True)]
     if schedule.combine and schedule.finish:
         classes += [_combining(expr, schedule.combine, schedule), _finishing(expr, schedule.finish, schedule)]
@@ -25,14 +25,13 @@ def source_of(expr: TensorExpr, schedule: Schedule) -> str:
 
 
 def _stage(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule) -> str:
-    """Return the class of one stage."""
     printer = Printer(expr, lambda tensor, at: _offset(schedule.tensor(tensor), at))
     body, _ = printer.scalar(stage.body)
     return _class(plan, _fields(expr, plan, schedule), stage, _point(expr, stage, plan, schedule, body))
 
 
 def _class(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -> str:
-    """Return a class whose workers share out the results of a tile; ``point`` are the statements of one of them."""
+    """Return a class whose workers share the results of a tile; ``point`` has the statements of one result."""
     lines = _shared_out(stage, plan.piece, point)
     used = set(re.findall(r"\w+", "\n".join(lines)))
     named = [(i, _place_name(n)) for i, n in enumerate(plan.place)]
@@ -43,7 +42,7 @@ def _class(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -
 
 
 def _place_name(number: str) -> str:
-    """Return a number of ``place`` as codelets call it."""
+    """Return the C++ variable of an entry of ``place``."""
     kind, _, name = number.partition("_")
     if kind == "b":
         tensor, _, dimension = name.rpartition("_")
@@ -52,14 +51,11 @@ def _place_name(number: str) -> str:
 
 
 def _shared_out(stage: Stage, piece: int, point: list[str]) -> list[str]:
-    """Return the loops of one worker: an even share of the pieces of all rows, one run of neighbours after the other.
-
-    Rows are the points of all axes but the contiguous one.
-    """
+    """Return the loops of one worker over its even share of the pieces, row by row."""
     order = contiguous_order(stage)
     if not order:  # one result
         return ["    if (worker == 0) {", *(f"      {line}" for line in point), "    }"]
-    rows, inner = order[:-1], order[-1]
+    rows, inner = order[:-1], order[-1]  # rows are the points of all axes but the contiguous one
     a, x, left, row_of = plain(inner), name_of(inner), "row", list[str]()
     for r in reversed(rows):
         row_of.append(f"      const int {name_of(r)} = f_{plain(r)} + {left} % n_{plain(r)};")
@@ -83,7 +79,7 @@ def _shared_out(stage: Stage, piece: int, point: list[str]) -> list[str]:
 
 
 def _point(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule, body: str) -> list[str]:
-    """Return the statements of one output."""
+    """Return the statements that compute one output."""
     out = schedule.tensor(stage.name)
     kept, target = type_of(out.dtype, expr.name), f"t_{plain(out.name)}[{_offset(out, stage.store)}]"
     if stage.combiner is None:
@@ -114,7 +110,7 @@ def _loop(axis: str, at: int) -> list[str]:
 
 
 def _offset(plan: TensorPlan, at: tuple[Index, ...]) -> str:
-    """Return the offset of a position in a unit's copy."""
+    """Return the offset of a position in a unit's copy of a tensor."""
     words, pitch = list[str](), 1
     for d in range(len(at) - 1, -1, -1):
         word = f"({index(at[d])} - b_{plain(plan.name)}_{d})"
@@ -125,7 +121,7 @@ def _offset(plan: TensorPlan, at: tuple[Index, ...]) -> str:
 
 
 def _sum_place(stage: Stage) -> str:
-    """Return the place of a point's accumulator: tiles of the spatial axes, row by row."""
+    """Return the offset of a point's accumulator: the tile's spatial axes, row by row."""
     words = []
     for a in stage.spatial_axes:
         words.append(f"({name_of(a.name)} - f_{plain(a.name)})")
@@ -136,7 +132,7 @@ def _sum_place(stage: Stage) -> str:
 
 
 def _fields(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> list[str]:
-    """Return the connected fields: copies to read, accumulators, the result, and the place of the tile."""
+    """Return the connected fields: copies to read, accumulators, the result, and ``place``."""
     lines = []
     for name in plan.reads:
         lines.append(f"  poplar::Input<poplar::Vector<{type_of(schedule.tensor(name).dtype, expr.name)}>> "
@@ -150,7 +146,7 @@ def _fields(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> list[str]:
 
 
 def _combining(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
-    """Return the class that combines the accumulators of another unit with a unit's own."""
+    """Return the class that adds another unit's accumulators to a unit's own."""
     stage, acc = expr.anchor, type_of(schedule.sums_dtype, expr.name)
     assert stage.combiner is not None  # only reductions are split
     at = _sum_place(stage)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Return the codelets and the schedule of a program."""
+    """Return the artifact of a program: its codelets and its schedule."""
     BSP.expect(program.kind, "Poplar code generation")
     entry = f"roller_{plain(program.expr.name)}"
     schedule = schedule_of(program, spec, entry)

@@ -20,7 +20,7 @@ TYPES = {
 }  # fmt: skip
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "eq": "==", "lt": "<", "le": "<=", "bitand": "&", "bitor": "|",
           "bitxor": "^", "shl": "<<", "shr": ">>"}  # fmt: skip
-#: What the templates below define, by function.
+#: Function templates of the prelude, by function.
 _OWN = {"max": "largest", "min": "smallest", "idiv": "quotient", "imod": "remainder",
         "rsqrt": "inverse_root", "sigmoid": "logistic", "abs": "magnitude", "round": "nearest"}  # fmt: skip
 _MATH = ("exp", "log", "sqrt", "tanh", "erf", "pow", "floor", "ceil", "trunc", "sin", "cos", "tan", "sinh", "cosh",
@@ -61,7 +61,7 @@ class Printer:
         self.expr, self.place = expr, place
 
     def scalar(self, node: Scalar) -> tuple[str, str]:
-        """Return the C++ of a tree and the dtype it has."""
+        """Return the C++ of a tree, and its dtype."""
         if isinstance(node, Const):
             return constant(node.value, node.dtype), node.dtype
         if isinstance(node, IndexValue):
@@ -109,7 +109,7 @@ class Printer:
             name = f"{_OWN[fn]}<{single}>" if fn in _OWN else f"std::{fn}"
             made = f"{name}({', '.join(f'{single}({a})' for a in given)})"
         else:
-            raise BuildError(f"{self.expr.name}: expected functions that codelets have, got '{fn}'. Use another one.")
+            raise BuildError(f"{self.expr.name}: expected a function of codelets, got '{fn}'. Use another one.")
         return made if dtype == "bool" else f"{self._type(dtype)}({made})"
 
 
@@ -130,7 +130,7 @@ def constant(value: float, dtype: str) -> str:
 
 
 def index(i: Index) -> str:
-    """Return an index in the names of axes.
+    """Return an index as C++ over the axes' identifiers.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def index(i: Index) -> str:
 
 
 def name_of(axis: str) -> str:
-    """Return an identifier for an axis: fused ones have signs in their names, and none may be a word of C++.
+    """Return a C++ identifier for an axis; names of fused axes contain signs, and no name may be a keyword.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How a program becomes a schedule (:mod:`roller.tile.supersteps`): the same decisions that its price was made of."""
+"""Build the schedule (:mod:`roller.tile.supersteps`) of a program from the counts its price uses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _stage(expr: TensorExpr, s: Stage, entry: str, keeps: bool, parted: bool, ve
 
 
 def _meeting(expr: TensorExpr, entry: str, writes: str, vector: int) -> StagePlan:
-    """Return the codelet that combines parts, or, where it writes, converts their sum."""
+    """Return the codelet that combines parts or, if ``writes`` names a tensor, converts their sum."""
     s = expr.anchor
     written = s.output.itemsize_bytes if writes else DTYPE_BYTES[s.acc_dtype]
     return StagePlan(entry, (), writes, _place(expr, s, (s.name,), False), _axes(s), False, True,
@@ -80,7 +80,7 @@ def _axes(s: Stage) -> tuple[tuple[str, int], ...]:
 
 
 def _place(expr: TensorExpr, s: Stage, tensors: Sequence[str], keeps: bool) -> tuple[str, ...]:
-    """Return the numbers that tell a codelet its tile: ``f_`` first, ``n_`` number, ``m_`` most, ``b_`` box."""
+    """Return the entries of ``place``: ``f_`` first, ``n_`` number, ``m_`` most points of an axis; ``b_`` box."""
     numbers = [f"{word}_{a.name}" for a in s.axes for word in ("f", "n", "m")]
     numbers += [f"b_{t}_{d}" for t in tensors for d in range(len(expr.tensors[t].shape))]
     return (*numbers, *(("first", "last") if keeps else ()))

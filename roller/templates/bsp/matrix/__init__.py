@@ -1,1 +1,1 @@
-"""Programs whose anchor goes through the matrix unit of each tile."""
+"""Programs whose anchor runs on the matrix unit of each tile."""

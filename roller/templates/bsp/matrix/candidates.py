@@ -1,4 +1,4 @@
-"""Programs whose anchor goes through the matrix unit: tiles of whole passes."""
+"""Programs whose anchor runs on the matrix unit: tiles of whole passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.tile.geometry import Geometry
 
 
 def matrix_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs of one form for every matrix instruction that computes it."""
+    """Return the programs of one form for every matrix instruction that can compute it."""
     usable = spec.fragments if options.matrix_units and geometry.expr.allow_padding else ()
     grains = (grain for f in usable for grain in matrix_passes(geometry, f))
     return [b for grain in grains for b in grown(geometry, grain, spec, options)]
@@ -32,7 +32,7 @@ def matrix_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def matrix_passes(g: Geometry, f: Fragment) -> Iterator[Grain]:
-    """Yield the ways in which a matrix instruction computes the anchor: m moves one operand, n the other, k both."""
+    """Yield the grains of a matrix instruction: m moves one operand, n the other, k both."""
     anchor = g.expr.anchor
     if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
         return

@@ -1,4 +1,4 @@
-"""The price of the matrix unit: one operand stays in it while the other goes by."""
+"""Price of the matrix unit: one operand stays in the unit while the other streams through it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -
 
 
 def _step_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles a unit takes for the anchor in one reduction step of its tile, ``(N,)``."""
+    """Return a unit's cycles for the anchor in one reduction step of its tile, ``(N,)``."""
     anchor, f, rates = batch.geometry.expr.anchor, batch.fragment, spec.compute.ops_per_cycle_per_unit
     assert f is not None  # the template matches no others
     points = points_of(anchor, batch).astype(float)
     m = batch.geometry.names.index(batch.matrix_axes[0])
-    # One operand stays in the unit while the m axis goes by: it is loaded once per run along m.
+    # One operand stays in the unit along the m axis: it is loaded once per run along m.
     operand = batch.geometry.loads[0].tensor.itemsize_bytes
     loaded = points / batch.block[:, m] * operand / _read_bytes_per_cycle(spec)
     vectors = points / (f.m * f.n * f.k)
@@ -34,5 +34,5 @@ def _step_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _read_bytes_per_cycle(spec: DeviceSpec) -> float:
-    """Return what one unit reads of its scratchpad in a cycle."""
+    """Return the bytes of scratchpad that one unit reads per cycle."""
     return spec.layer(spec.traits.scratchpad).bandwidth_bytes_per_s / spec.units / spec.clock_hz

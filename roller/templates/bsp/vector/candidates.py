@@ -12,7 +12,7 @@ from roller.tile.geometry import Geometry
 
 
 def vector_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs of one form: every expression has some."""
+    """Return the programs of one form; every expression has some."""
     return grown(geometry, _vector(geometry, spec), spec, options)
 
 
@@ -22,7 +22,7 @@ def vector_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def _vector(g: Geometry, spec: DeviceSpec) -> Grain:
-    """Return one vector of a worker; scalars where nothing is contiguous, or padding is not allowed."""
+    """Return one vector of a worker; a scalar if nothing is contiguous or padding is not allowed."""
     step, axes = np.ones(len(g.names), np.int64), g.order or g.reduced_axes
     if not axes:  # a scalar
         return Grain(step, None)

@@ -1,4 +1,4 @@
-"""The price of vectors of workers: what the anchor takes is what any other stage does."""
+"""Price of programs of vectors: the anchor costs the same as any other stage."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Bank conflicts in the price of a GPU program: how many wavefronts a read of a staged tile takes instead of one.
+"""Bank conflicts in the price of a GPU program: wavefronts of a read of a staged tile relative to a conflict-free one.
 
-A scratchpad serves one word of every bank at a time; lanes that read different words of one bank are served one after
-the other. The price multiplies the wavefronts of an operand by its degree: :func:`conflict_degrees` of programs whose
-layout is known, :func:`unavoidable_conflicts` of those whose storage padding is still to be chosen. They meet the
-arithmetic in ``common/compute.py`` (threads), ``window/price.py`` and ``matrix/price.py``. The words of a bank are
-counted in :mod:`roller.tile.layout` (threads) and :mod:`roller.tile.fragments` (matrix units).
+A scratchpad serves one word of every bank at a time. The price multiplies an operand's wavefronts by its degree, in
+``common/compute.py`` (threads), ``window/price.py`` and ``matrix/price.py``. The words of a bank are counted in
+:mod:`roller.tile.layout` (threads) and :mod:`roller.tile.fragments` (matrix units).
 """
 
 from __future__ import annotations
@@ -23,17 +21,14 @@ from roller.tile.program import RProgram
 
 
 def banks_of(spec: DeviceSpec) -> tuple[int, int]:
-    """Return the banks of a unit's scratchpad, and the bytes of a word of one."""
+    """Return the banks of a unit's scratchpad, and the bytes of one bank's word."""
     shared = spec.layer("shared")
     return shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
 
 
 def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
-    """Return the wavefronts of one TEU's read of every staged tile, against those without bank conflicts (1: none).
-
-    All reads of a TEU are enumerated, in the tile as the program pads it.
-    """
-    if not program.staged or program.traits.spreads_reductions:  # threads read what they left themselves, side by side
+    """Return each staged tile's mean degree over all reads of one TEU (1: no conflict), with its padding."""
+    if not program.staged or program.traits.spreads_reductions:  # threads read back their own words, which are adjacent
         return {}
     padding, (banks, width) = dict(program.storage_padding), banks_of(spec)
     if program.fragment is not None and program.fragment.reads_scratchpad:  # swizzled: see roller.tile.warp_groups
@@ -46,13 +41,11 @@ def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
 
 
 def unavoidable_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floats]:
-    """Return the conflict degrees no storage padding removes.
-
-    Lanes that read every ``s``-th word of one row of a box use one bank in ``gcd(s, banks)``; padding spreads rows.
-    """
+    """Return the conflict degrees that no storage padding removes, before padding is chosen."""
+    # Lanes that read every ``s``-th word of a row of a box use one bank in ``gcd(s, banks)``; padding spreads rows.
     found: dict[str, Floats] = {}
     banks, _ = banks_of(spec)
-    if batch.fragment is not None:  # padding parts the rows of fragments
+    if batch.fragment is not None:  # padding spreads the rows of fragments over banks
         return found
     lanes = batch.lanes(spec.teu.lanes)
     for a in batch.geometry.loads if batch.staged else ():
@@ -65,6 +58,6 @@ def unavoidable_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Float
 
 
 def worst_conflicts(degrees: Mapping[str, Floats], count: int) -> Floats:
-    """Return the degree of the worst operand of ``count`` programs, ``(N,)``; 1: no read meets a conflict."""
+    """Return the degree of the worst operand of ``count`` programs, ``(N,)``; 1: no conflict."""
     worst: Floats = np.max([np.ones(count), *degrees.values()], axis=0)
     return worst

@@ -1,4 +1,4 @@
-"""How many elements an access takes at once of the vectors that a program says."""
+"""Elements that one access takes at once of the vectors chosen for a program."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from roller.tile.vectors import chunk_elements, whole_chunk
 
 
 def followed(access: Access, geometry: Geometry, vectors: Ints, *, whole: bool = False) -> Ints:
-    """Return the elements of an access by threads with ``vectors`` of them along every axis ``(N, axes)``, ``(N,)``.
-
-    Chunks end with their axis, and are taken in the widest pieces that are aligned vectors in memory, or ``whole`` or
-    element by element: the rules of :mod:`roller.tile.vectors`, which the templates ask for one program.
-    """
+    """Return the elements per access with ``vectors`` elements along every axis ``(N, axes)``, ``(N,)``."""
+    # The rules of :mod:`roller.tile.vectors`, which templates apply to one program: chunks end with their axis and are
+    # taken in the widest aligned pieces or, if ``whole``, as whole vectors or element by element.
     width, rule = np.ones(len(vectors), np.int64), whole_chunk if whole else chunk_elements
     for axis, (name, extent) in enumerate(zip(geometry.names, geometry.extents.tolist(), strict=True)):
         chunks = np.gcd(vectors[:, axis], extent)

@@ -15,7 +15,7 @@ from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.vectors import store_width
 from roller.tile.geometry import Floats, Ints
 
-#: Instructions of a thread that finds its block's and its own place, and of one stored vector; as in machine code.
+#: Instructions of a thread that compute its block's and its own position, and of one stored vector; as in machine code.
 PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
 #: Integer multiplications among the instructions of addresses, as in machine code: they run in the FMA pipes even where
 #: other integer instructions have pipes of their own.
@@ -23,7 +23,7 @@ MULTIPLY_SHARE = 0.38
 
 
 def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None) -> tuple[Floats, Floats]:
-    """Return scratchpad wavefronts and load instructions of one warp for one register tile."""
+    """Return the scratchpad wavefronts and load instructions of one warp for one register tile."""
     banks, width = banks_of(spec)
     words_per_wavefront = banks * width // 4
     warp = batch.register * batch.lanes(spec.teu.lanes)
@@ -46,13 +46,28 @@ def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLa
 
 @dataclass(frozen=True)
 class Work:
-    """What one block does per reduction step, in cycles of a scheduler or of the scratchpad pipeline.
+    """Work of one block per reduction step, in cycles of a scheduler or of the scratchpad pipeline.
 
-    ``fma`` and ``overhead`` are cycles per TEU and register group (FMA pipe; operand loads and loop), ``issue`` its
-    issue slots, ``scratchpad`` its wavefronts, ``copies`` and ``finish`` issue slots per TEU and step, and once at
-    the end; ``multiplies`` cycles that copies take from the FMA pipe; ``groups`` register groups per step; ``chain``
-    latency of one group, ``combine`` of the final exchange; ``side_by_side``: integer instructions have pipes of their
-    own, so that copies run beside the arithmetic of others.
+    Parameters
+    ----------
+    fma, overhead
+        Cycles per TEU and register group: FMA pipe; operand loads and loop.
+    issue
+        Issue slots of a register group.
+    scratchpad
+        Wavefronts of a register group.
+    copies, finish
+        Issue slots per TEU, of copies in every step and once at the end.
+    multiplies
+        Cycles that copies take from the FMA pipe.
+    groups
+        Register groups per step.
+    chain
+        Latency of one group.
+    combine
+        Cycles of the final exchange.
+    side_by_side
+        Whether integer instructions have pipes of their own, so that copies overlap the arithmetic of other blocks.
     """
 
     teus: Floats
@@ -74,11 +89,11 @@ class Work:
         return replace(self, fma=np.zeros_like(self.fma), overhead=self.overhead + self.fma)
 
     def arithmetic(self, blocks: Ints | float, schedulers: int) -> Floats:
-        """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
+        """Return the cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
         return self.told(blocks, schedulers)["cycles"]
 
     def told(self, blocks: Ints | float, schedulers: int) -> dict[str, Floats]:
-        """Return the ``cycles`` of :meth:`arithmetic`, and by name what they are made of."""
+        """Return the ``cycles`` of :meth:`arithmetic` and the numbers they are computed from, by name."""
         teus = self.teus * blocks
         share = teus / schedulers
         whole = np.ceil(share)  # TEUs do not move between schedulers, and a block waits for its slowest
@@ -96,28 +111,26 @@ class Work:
         }  # fmt: skip
 
     def copying(self, blocks: Ints | float, schedulers: int) -> Floats:
-        """Return cycles one unit needs for the instructions that copy and store the tiles of ``blocks`` blocks."""
+        """Return the cycles one unit needs for the copy and store instructions of ``blocks`` blocks."""
         return np.asarray(self.teus * blocks / schedulers * (self.steps * self.copies + self.finish))
 
     def storing(self, blocks: Ints | float, schedulers: int) -> Floats:
-        """Return those of :meth:`copying` that come after all steps: epilogue and stores."""
+        """Return the part of :meth:`copying` after all steps: epilogue and stores."""
         return np.asarray(self.teus * blocks / schedulers * self.finish)
 
     def busy(self, schedulers: int) -> Floats:
-        """Return cycles of one unit in which the pipes of the arithmetic of one block are busy."""
+        """Return the cycles in which one block's arithmetic keeps a unit's pipes busy."""
         return np.asarray(self.teus / schedulers * self.steps * self.groups * self.fma)
 
     def issuing(self, blocks: Ints | float, schedulers: int) -> Floats:
-        """Return cycles in which the schedulers can issue all instructions of ``blocks`` blocks."""
+        """Return the cycles in which the schedulers can issue all instructions of ``blocks`` blocks."""
         share = self.teus * blocks / schedulers
         return np.asarray(share * self.steps * self.groups * self.issue + self.copying(blocks, schedulers))
 
 
 def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> tuple[Floats, Floats]:
-    """Return cycles of the pipes for one register tile, and its instructions but loads and conversions, ``(N,)`` each.
-
-    With ``fragments`` operands are converted once per element of the tile's data, else at every product.
-    """
+    """Return pipe cycles for one register tile, and its instructions except loads and conversions."""
+    # With ``fragments`` operands are converted once per element of the tile's data, else at every product.
     g, per_unit = batch.geometry, spec.compute.ops_per_cycle_per_unit
     width = spec.teu.lanes * spec.teu.schedulers_per_unit
     anchor, dtypes = g.expr.anchor, dtypes_of(g.expr)
@@ -141,10 +154,7 @@ def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> 
 def block_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> Work:
-    """Return the work of every block of a batch, without conflicts where nothing is known of layouts.
-
-    ``copies`` are copy instructions per block and step, and those among them for addresses of elements.
-    """
+    """Return the work of every block; ``copies`` has copy instructions per block and step, and their addresses'."""
     ex = spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
@@ -153,7 +163,7 @@ def block_work(
     )
     zero = np.zeros(len(batch))
     wavefronts = loads = zero
-    if batch.staged and laid and laid.spread:  # as these very programs are laid out
+    if batch.staged and laid and laid.spread:  # exact: the layout of these programs is known
         wavefronts, loads = _operand_wavefronts(batch, spec, laid)
     elif batch.staged:
         wavefronts, loads = batch.of_tiles(
@@ -186,14 +196,14 @@ def block_work(
 
 
 def _stored_cycles(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return the cycles of a scheduler in which one output is converted to the dtypes it is stored in."""
+    """Return a scheduler's cycles for converting one output to the dtypes it is stored in."""
     per_unit, width = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes * spec.teu.schedulers_per_unit
     found = (stored_conversion(s) for s in batch.geometry.expr.stages)
     return sum(width / rate_of(per_unit, *rate) for rate in found if rate is not None)
 
 
 def _finish_instructions(batch: TileBatch) -> Floats:
-    """Return instructions of one thread outside the reduction: finding its place, its epilogue, its stores."""
+    """Return a thread's instructions outside the reduction: its place, its epilogue, its stores."""
     g = batch.geometry
     epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
     stored = STORE_INSTRUCTIONS / store_width(batch)
@@ -201,11 +211,8 @@ def _finish_instructions(batch: TileBatch) -> Floats:
 
 
 def compute_rate_per_unit(spec: DeviceSpec, register_elements: Floats, warps: Floats) -> Floats:
-    """Return floating-point operations per second of one unit for a matmul register tile.
-
-    ``register_elements`` accumulators per thread, ``warps`` resident on the unit: the compute term alone, as
-    the published table measures it.
-    """
+    """Return one unit's floating-point operations per second for a matmul register tile."""
+    # The compute term alone, as the published table measures it; ``warps`` are resident on the unit.
     schedulers = spec.teu.schedulers_per_unit
     cycles = spec.teu.lanes * schedulers / spec.compute.ops_per_cycle_per_unit["fma"]
     busy = np.maximum(1.0, warps / schedulers) * register_elements * cycles

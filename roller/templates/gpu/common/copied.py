@@ -1,4 +1,4 @@
-"""Instructions that copy what a block loads: into the scratchpad, along windows, or into registers."""
+"""Instructions that load a block's data: into the scratchpad, along windows, or into registers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SPLIT_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0
 
 
 def copied(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints]) -> tuple[Floats, Floats]:
-    """Return per block and step the copy instructions of :func:`global_traffic`, and those of addresses."""
+    """Return the copy instructions per block and step, and those of addresses among them."""
     g = batch.geometry
     copies = addresses = np.zeros(len(batch))
     for n, a in enumerate(g.reads):
-        if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
+        if not any(a is x for x in g.loads):  # an epilogue's operands are loaded once per tile, at the store
             continue
         if batch.traits.slides_windows:
             all_of_tile, for_addresses = strip_copies(a, batch, spec)
@@ -50,7 +50,7 @@ def _unstaged(access: Access, batch: TileBatch) -> Floats:
 
 
 def unstaged_copies(batch: TileBatch) -> Floats:
-    """Return the instructions per block and step of all loads that no scratchpad holds, ``(N,)``."""
+    """Return the instructions per block and step of all loads that bypass the scratchpad, ``(N,)``."""
     staged = batch.staged_loads
     loads = [a for a in batch.geometry.loads if not any(a is x for x in staged)]
     return sum((_unstaged(a, batch) for a in loads), np.zeros(len(batch)))
@@ -71,7 +71,7 @@ def _staging(n: int, access: Access, batch: TileBatch, spec: DeviceSpec, padding
 
 
 def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the least copy instructions :func:`global_traffic` finds per block and step, ``(N,)``."""
+    """Return a lower bound of the copy instructions per block and step, ``(N,)``."""
     total = np.zeros(len(batch))
     each = ASYNC_INSTRUCTIONS if asynchronous(batch, spec) else STAGED_INSTRUCTIONS
     for a in batch.geometry.loads:
@@ -79,7 +79,7 @@ def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
         vectorised = batch.fragment is not None or batch.traits.slides_windows or _vectorised(a)
         widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if vectorised else 1
         elements = batch.block_elements(a) / widest
-        if batch.traits.slides_windows and a.tensor.name not in batch.staged:  # read as the walk goes
+        if batch.traits.slides_windows and a.tensor.name not in batch.staged:  # read along the walk
             continue
         if any(a is x for x in batch.staged_loads):
             total = total + np.maximum(elements, batch.threads_per_block) * each
@@ -97,7 +97,7 @@ def _vectorised(access: Access) -> bool:
 
 
 def _address_instructions(access: Access, block: Ints) -> Floats:
-    """Return instructions that find one element or vector of a data tile, beyond the copy itself."""
+    """Return the address instructions of one element or vector of a data tile, beyond the copy itself."""
     guards = GUARD_INSTRUCTIONS * access.bounds
     if access.gather:
         quasi = sum(not t.is_affine for i in access.index for t in i.terms)

@@ -1,9 +1,8 @@
-"""Instructions of cooperative copies into the scratchpad: loads and stores, and the arithmetic of their addresses.
+"""Instructions of cooperative copies into the scratchpad: loads, stores and their address arithmetic.
 
-The rounds of a copy step over the leading dimensions of the staged tile, as the template lays them out
-(:func:`roller.tile.layout.copy_lead`); what only depends on the thread is computed once per copy, the rest per element
-or vector. The counts are those of machine code (sm_75, NVRTC 12.9) of two dozen matmuls, convolutions and poolings,
-rounded; single kernels lie within a factor of two.
+Rounds of a copy step over the leading dimensions of the staged tile (:func:`roller.tile.layout.copy_lead`). The counts
+are those of machine code (sm_75, NVRTC 12.9) of two dozen matmuls, convolutions and poolings, rounded; single kernels
+lie within a factor of two.
 """
 
 from __future__ import annotations
@@ -27,27 +26,24 @@ SETUP_INSTRUCTIONS = 12.0
 DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 12.0, 2.0
 #: The branch around a guarded load.
 BRANCH_INSTRUCTIONS = 8.0
-#: What an asynchronous copy has instead: it is told how many bytes are there, and fills the rest with zeros.
+#: Its replacement in an asynchronous copy, which takes the number of valid bytes and fills the rest with zeros.
 ASYNC_GUARD_INSTRUCTIONS = 2.0
-#: What a load into registers has instead: it is predicated, and a zero moved where it is not done.
+#: Its replacement in a load into registers: a predicate, and a move of zero where the load is off.
 PREDICATE_INSTRUCTIONS = 1.0
-#: Comparing a position with both bounds; where it does not change from round to round.
+#: Comparing a position with both bounds; the same for a position that does not change from round to round.
 GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 3.0, 1.0
 #: One quasi-affine term of an index (a quotient or remainder) whose axis changes from round to round.
 QUASI_INSTRUCTIONS = 6.0
 
 
 def asynchronous(batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Whether the staged tiles of a batch are copied asynchronously, without passing registers."""
+    """Whether the staged tiles of a batch are copied asynchronously, bypassing registers."""
     return batch.pipelined and bool(spec.execution.async_copy_bytes)
 
 
 def copy_instructions(access: Access, batch: TileBatch, copy: StagedCopy, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the instructions all threads of a block issue to stage one data tile, and those for addresses of elements.
-
-    Threads that idle in a round issue its instructions all the same.
-    """
-    threads = batch.threads_per_block
+    """Return the instructions all threads of a block issue to stage a tile, and those of addresses."""
+    threads = batch.threads_per_block  # threads that idle in a round issue its instructions all the same
     alone = asynchronous(batch, spec) & is_asynchronous(copy.width * access.tensor.itemsize_bytes)
     unguarded = np.where(alone, ASYNC_INSTRUCTIONS, COPY_INSTRUCTIONS)
     rank = copy.counts.shape[1]
@@ -73,17 +69,17 @@ def copy_instructions(access: Access, batch: TileBatch, copy: StagedCopy, spec: 
 
 
 def _staged_axes(batch: TileBatch, access: Access) -> tuple[str, ...]:
-    """Return the axes a staged tile is indexed by; empty where it is a box of the tensor."""
+    """Return the axes a staged tile is indexed by; empty if it is a box of the tensor."""
     if batch.fragment is None:
         return axes_of(access, batch)
     return next(c.operand.layout.axes for c in operand_copies(batch) if c.access is access)
 
 
 def _divisions(counts: Ints, changes: np.ndarray) -> Floats:
-    """Instructions that split the number of an element over the dimensions that change, ``(N,)``."""
+    """Return the instructions that split an element's number over the dimensions that change, ``(N,)``."""
     total = np.zeros(len(counts))
     wide = changes & (counts > 1)
-    before = [np.zeros(len(counts), bool)]  # whether a dimension in front of each is split over
+    before = [np.zeros(len(counts), bool)]  # whether an earlier dimension is split over
     for d in range(counts.shape[1] - 1):
         before.append(before[-1] | wide[:, d])
     for d in range(counts.shape[1] - 1, 0, -1):
@@ -94,7 +90,7 @@ def _divisions(counts: Ints, changes: np.ndarray) -> Floats:
 
 
 def _index_instructions(access: Access, positions: list[int], changes: np.ndarray) -> Floats:
-    """Instructions of quasi-affine indices and of guards of a tile staged by axes, ``(N,)``."""
+    """Return the instructions of quasi-affine indices and guards of a tile staged by axes, ``(N,)``."""
     total = np.zeros(len(changes))
     column = {access.axis_names[p]: d for d, p in enumerate(positions)}
     for i in access.index:

@@ -1,4 +1,4 @@
-"""Registers and scratchpad of a block, and how many blocks fit one unit."""
+"""Registers and scratchpad of a block, and how many blocks fit on one unit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from roller.tile.program import RProgram
 from roller.tile.scratchpad import placed_bytes, whole_vectors
 from roller.tile.vectors import staged_itemsize
 
-#: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
+#: Registers a thread of our templates needs besides accumulators and operand fragments (addresses, loop counters).
 BASE_REGISTERS = 24
 #: Registers of a thread for the places of a pipeline's slots, as in machine code (sm_80).
 SLOT_REGISTERS = 8
 #: The same where a matrix unit computes, as in machine code (sm_80, NVRTC 12.9): 6 to 24 where registers are scarce.
 MATRIX_BASE_REGISTERS = 20
-#: The same beside the sums of warp groups (sm_90a): 26 to 48, more where one group alone copies large tiles.
+#: The same besides the sums of warp groups (sm_90a): 26 to 48, more if one group alone copies large tiles.
 GROUP_BASE_REGISTERS = 40
 
 
@@ -48,12 +48,7 @@ def register_words(batch: TileBatch) -> Ints:
 
 
 def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints] = MappingProxyType({})) -> Ints:
-    """Return 32-bit registers per thread the compiler needs, allocation granularity excluded, ``(N,)``.
-
-    Accumulators, fragments, what a pipeline holds of the next tile, and :data:`BASE_REGISTERS`. Where rows of a staged
-    tile run along the innermost reduction axis, a vector read brings several points of the step at once, and the
-    fragment holds them all; not so where ``padding`` elements after each row take rows from where vectors start.
-    """
+    """Return the 32-bit registers per thread that the compiler needs, before allocation granularity."""
     if batch.fragment is not None:
         return _matrix_words(batch) + fetched_words(batch, spec) + _matrix_base(batch)
     if batch.traits.slides_windows:
@@ -66,6 +61,8 @@ def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str
     for a in g.loads:
         mine = batch.register_elements(a) * max(1, a.tensor.itemsize_bytes // 4)
         if batch.staged and len(reductions) and _row_axis(batch, a) == g.names[reductions[-1]]:
+            # A vector read along the innermost reduction axis brings several points of the step, and the fragment holds
+            # them all, unless padding moves rows off the places where vectors start.
             step = (batch.block[:, reductions[-1]] | padding.get(a.tensor.name, 0)) * a.tensor.itemsize_bytes // 4
             ahead = np.where(step & 3 == 0, 4, 2 - (step & 1))
             mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
@@ -74,7 +71,7 @@ def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str
 
 
 def held_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return 32-bit registers per thread for the next tile of a pipeline without asynchronous copies, ``(N,)``."""
+    """Return the registers per thread that hold the next tile of a pipeline without asynchronous copies."""
     total = np.zeros(len(batch), np.int64)
     if not batch.pipelined or asynchronous(batch, spec):
         return total
@@ -85,13 +82,11 @@ def held_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the 32-bit registers per thread that accumulators and operands may take, ``(N,)``.
-
-    Those of a matrix unit are known one by one, so that only the hard limits of a thread and of its block bind them.
-    """
+    """Return the 32-bit registers per thread that accumulators and operands may take, ``(N,)``."""
     lim = spec.limits
     if batch.fragment is None:
         return np.full(len(batch), lim.usable_registers_per_thread or 0, np.int64)
+    # A matrix unit's registers are counted one by one, so only the hard limits of a thread and of its block apply.
     hard = lim.registers_per_thread or lim.usable_registers_per_thread or 0
     assert lim.registers_per_unit  # the schema requires it of a GPU
     most = np.minimum(hard, lim.registers_per_unit // np.maximum(1, batch.threads_per_block))
@@ -103,7 +98,7 @@ def _matrix_base(batch: TileBatch) -> int:
 
 
 def _matrix_words(batch: TileBatch) -> Ints:
-    """Return registers per thread of the accumulators, operand fragments, and copies on their way through registers."""
+    """Return the registers per thread of the accumulators and operand fragments of a matrix program."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
     acc = batch.register_outputs * DTYPE_BYTES[f.accumulator]
@@ -123,7 +118,7 @@ def _row_axis(batch: TileBatch, access: Access) -> str | None:
 
 
 def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None) -> Ints:
-    """Return bytes of scratchpad one block allocates, storage padding and all stages included, ``(N,)``."""
+    """Return the scratchpad bytes of one block, storage padding and all stages included, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     if batch.traits.spreads_reductions:
         return exchange_bytes(batch)
@@ -133,7 +128,7 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
     tiles = [_staged_bytes(batch, a, (padding or {}).get(a.tensor.name, 0)) for a in staged]
     alike = batch.fragment is None and batch.traits.reuses and len({a.tensor.dtype for a in staged}) == 1
     total = placed_bytes(tiles, alike)
-    if batch.fragment is not None:  # results take the place of the tiles afterwards
+    if batch.fragment is not None:  # results reuse the memory of the tiles afterwards
         n = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
         columns, which = np.unique(n, return_inverse=True)
         spread = np.array([spread_bytes(batch.fragment, int(c)) for c in columns], np.int64)[which]
@@ -143,7 +138,7 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
 
 def _staged_bytes(batch: TileBatch, access: Access, padding: Ints | int) -> Ints:
     """Return the bytes of all slots of an operand's staged tile, ``(N,)``."""
-    if batch.fragment is not None:  # strides leave no gaps where a matrix unit reads rows of neighbours
+    if batch.fragment is not None:  # no gaps: a matrix unit reads rows of neighbours
         elements = product(batch.block, access.used_axes)
         rows = elements // _row_extent(batch, access)
     else:  # a tile that reaches beyond the axes is stored whole: threads of the padded part read it
@@ -159,12 +154,12 @@ def _staged_bytes(batch: TileBatch, access: Access, padding: Ints | int) -> Ints
 
 
 def matrix_scratchpad_bytes(program: RProgram) -> int:
-    """Return bytes of scratchpad a block of a ``"matrix"`` program allocates, as its operands are laid out."""
+    """Return the scratchpad bytes of a block of a ``"matrix"`` program, as its operands are laid out."""
     return pool_bytes(program, program_operands(program))
 
 
 def _row_extent(batch: TileBatch, access: Access) -> Ints:
-    """Elements of one row of a staged tile, storage padding excluded, ``(N,)``."""
+    """Return the elements of one row of a staged tile, storage padding excluded, ``(N,)``."""
     axis = _row_axis(batch, access)
     if axis is not None:
         return batch.block[:, batch.geometry.names.index(axis)]
@@ -173,7 +168,7 @@ def _row_extent(batch: TileBatch, access: Access) -> Ints:
 
 
 def block_limits(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, registers: Ints) -> dict[str, Ints]:
-    """Return how many blocks each capacity of a unit holds, ``(N,)`` each, by what it is a capacity of."""
+    """Return how many blocks each resource of a unit can hold, ``(N,)`` each, by resource."""
     lim, teus = spec.limits, -(-batch.threads_per_block // spec.teu.lanes)
     assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
     most = np.full(len(batch), lim.blocks_per_unit, np.int64)
@@ -190,31 +185,28 @@ def block_limits(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, registers
 def occupancy(
     batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, padding: Mapping[str, Ints] = MappingProxyType({})
 ) -> tuple[Ints, Ints]:
-    """Return blocks co-resident on one unit (0 where the block cannot run) and registers per thread.
-
-    ``padding`` elements are appended to the rows of staged tiles.
-    """
+    """Return the co-resident blocks of one unit (0 if a block cannot run) and registers per thread."""
     return held_blocks(batch, spec, scratchpad, allocated_registers(batch, spec, padding))
 
 
 def held_blocks(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, wanted: Ints) -> tuple[Ints, Ints]:
-    """Return :func:`occupancy` of blocks whose threads want so many registers."""
+    """Return :func:`occupancy` of blocks whose threads want ``wanted`` registers each."""
     lim = spec.limits
     threads = batch.threads_per_block
     unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
     most = lim.registers_per_thread or lim.usable_registers_per_thread or 0
-    # Addresses and fragments are squeezed, at worst spilled, where accumulators and operands leave them no room.
+    # The compiler squeezes, at worst spills, addresses and fragments if accumulators and operands leave no registers.
     registers = np.minimum(-(-wanted // unit) * unit, -(-most // unit) * unit)
     blocks = np.minimum.reduce(list(block_limits(batch, spec, scratchpad, registers).values()))
     shared = spec.layer("shared")
-    assert lim.threads_per_block and lim.usable_registers_per_thread and lim.registers_per_unit  # as the schema says
+    assert lim.threads_per_block and lim.usable_registers_per_thread and lim.registers_per_unit  # by schema
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= usable_registers(batch, spec)
     if batch.fragment is None and batch.pipelined:
-        # A large block has no registers left for the places of slots: nothing can be squeezed there but by spilling.
+        # A large block has no registers left for the positions of slots, and only spilling would free some.
         fits &= wanted + SLOT_REGISTERS <= lim.registers_per_unit // np.maximum(threads, 1)
     if batch.fragment is None and batch.pipelined and not asynchronous(batch, spec):
-        # Registers hold one step ahead, and what they hold of it is not to be spilled.
+        # Registers hold one step ahead, and the data they hold must not be spilled.
         fits &= (wanted <= most) & (batch.stages == 2)
     return np.where(fits, blocks, 0).astype(np.int64), registers

@@ -1,8 +1,8 @@
-"""Copies of operands for a matrix unit: elements copied at once, and what waits in registers on its way.
+"""Copies of operands for a matrix unit: elements copied at once, and registers of data in transit.
 
-Rows of a staged tile run along one axis (:mod:`roller.tile.fragments`); elements are copied together where that axis
-runs along the tensor's rows too, at places that are aligned whatever the block. Copies of four bytes and more need
-neither registers nor waiting where the device copies asynchronously; others are fetched one step ahead.
+Rows of a staged tile run along one axis (:mod:`roller.tile.fragments`); elements are copied together if that axis runs
+along the tensor's rows too, at positions that are aligned in every block. Copies of four bytes and more are
+asynchronous if the device allows it; others are fetched one step ahead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roller.tile.vectors import is_asynchronous
 
 #: Registers of a gathered round's address and conditions; machine code of 7x7 convolutions (sm_70, sm_80; NVRTC 12.9).
 GATHERED_REGISTERS = 0.75
-#: What a tile of outputs and the rows around it that windows reach read against the tile alone.
+#: Elements read by a tile with the rows around it that windows reach, relative to the tile alone.
 _HALO = 1.5
 
 
@@ -50,7 +50,7 @@ class OperandCopy:
         return self.width * self.access.tensor.itemsize_bytes
 
     def is_async(self, spec: DeviceSpec) -> np.ndarray:
-        """Whether copies run beside everything else, ``(N,)``."""
+        """Mask of programs whose copies are asynchronous, ``(N,)``."""
         return np.asarray(bool(spec.execution.async_copy_bytes) & is_asynchronous(self.nbytes))
 
 
@@ -75,7 +75,7 @@ def _guards(load: Load, axis: str) -> bool:
 
 
 def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the registers per thread of elements on their way through registers, ``(N,)``."""
+    """Return the registers per thread of elements in transit to the scratchpad, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
         total += np.where(copy.is_async(spec), 0, copy.rounds * np.maximum(1, copy.nbytes // 4))
@@ -83,11 +83,9 @@ def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the registers per thread of places that the compiler keeps from step to step, ``(N,)``.
-
-    Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: then each has an
-    address and conditions of its own, which are the same in all steps where rows move along a spatial axis.
-    """
+    """Return the registers per thread of addresses that the compiler keeps from step to step, ``(N,)``."""
+    # Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: then each has an
+    # address and conditions of its own, the same in all steps if rows move along a spatial axis.
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
         across, load = copy.operand.across, copy.operand.load
@@ -101,7 +99,7 @@ def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def copy_guards(batch: TileBatch) -> Ints:
-    """Return the vectors a thread copies per step under conditions, because tiles overhang their axes, ``(N,)``."""
+    """Return the vectors a thread copies under conditions per step, because tiles overhang their axes, ``(N,)``."""
     g, total = batch.geometry, np.zeros(len(batch), np.int64)
     overhangs = g.extents % batch.block != 0
     for copy in operand_copies(batch):
@@ -110,12 +108,10 @@ def copy_guards(batch: TileBatch) -> Ints:
 
 
 def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[int, Floats]:
-    """Return the bytes through L2 of operands whose windows a unit's first cache keeps, by position in ``loads``.
-
-    Reduction axes inside that of k are stepped over one point at a time, and their steps read the same transactions
-    again: those of a tile over whole windows come once where all resident blocks' fit beside the scratchpad. Copies
-    past the registers bypass that cache. ``resident`` are blocks of one unit, ``(N,)``; infinite where nothing is kept.
-    """
+    """Return the L2 bytes of operands whose windows stay in a unit's first cache, by position in ``loads``."""
+    # Reduction axes inside that of k are stepped over one point at a time, and their steps read the same transactions
+    # again: those of a tile over whole windows come once if all resident blocks' fit next to the scratchpad. Copies
+    # past the registers bypass that cache. An entry is infinite where nothing is kept.
     g, f = batch.geometry, batch.fragment
     k = g.names.index(batch.matrix_axes[2])
     inner = [a for a in range(k + 1, len(g.names)) if not g.spatial[a] and g.extents[a] > 1]
@@ -137,6 +133,6 @@ def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[i
 
 
 def are_async(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Whether both operands are copied asynchronously, ``(N,)``."""
+    """Mask of programs that copy both operands asynchronously, ``(N,)``."""
     one, other = operand_copies(batch)
     return np.asarray(one.is_async(spec) & other.is_async(spec))

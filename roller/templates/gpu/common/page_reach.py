@@ -1,10 +1,9 @@
-"""What a wave loses where the pages it reads are more than the device's last TLB holds.
+"""Extra DRAM traffic of waves that read more pages than the device's last TLB holds.
 
-Rows of an operand that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read theirs at the
-same time: a wave of 4000 rows of 20000 numbers of float32 has 320 MB of pages open. Blocks whose pages are looked up in
-memory fall behind the others, so that the shared cache no longer has what these have loaded, nor the rest of a line
-when the next step asks for it: a tile then comes from memory, in whole bursts. Of a tile that share is lost by which
-the pages exceed the TLB. Sources of its entries: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via
+Rows of an operand that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read theirs at once:
+a wave of 4000 rows of 20000 float32 numbers has 320 MB of pages open. Blocks that miss the TLB fall behind, so that the
+shared cache has evicted the data of the others, and a tile comes from memory in whole bursts. A tile loses the share by
+which the pages exceed the TLB. Sources of TLB entries: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via
 microbenchmarking" (2018), "... Turing T4 GPU ..." (2019).
 """
 
@@ -21,7 +20,7 @@ from roller.tile.transactions import tile_transaction_bytes
 
 
 def runs_along_steps(access: Access, batch: TileBatch) -> bool:
-    """Whether rows of an operand run along a reduction of several steps, so that a step reads a part of each."""
+    """Whether an operand's rows run along a reduction of several steps, so that a step reads part of each."""
     if access.gather or not access.coefficients.shape[0]:
         return False
     along = np.flatnonzero(access.coefficients[-1])
@@ -29,11 +28,8 @@ def runs_along_steps(access: Access, batch: TileBatch) -> bool:
 
 
 def lost_to_pages(batch: TileBatch, spec: DeviceSpec, waves: tuple[Ints, ...]) -> dict[int, tuple[Floats, Floats]]:
-    """Return the share of an operand's tiles that comes from memory, and all bytes of it, by position in ``reads``.
-
-    ``waves`` are the tiles that all blocks of one wave may cover together, by the order of blocks; the one with fewer
-    pages counts. Operands that lose nothing are left out.
-    """
+    """Return the share of each operand's tiles lost to memory, and their bytes in bursts, by read position."""
+    # ``waves`` are the tiles that a wave may cover, by the order of blocks: the one with fewer pages counts.
     far, g = spec.layer("global"), batch.geometry
     if not far.tlb_entries or not far.page_bytes or batch.traits.spreads_reductions:
         return {}
@@ -58,7 +54,7 @@ def _opened_bytes(access: Access, wave: Ints) -> Floats:
 
 
 def _all_bursts(access: Access, block: Ints, burst_bytes: int) -> tuple[Floats]:
-    """Return the bytes of all tiles of a launch where each is loaded from memory by itself."""
+    """Return the bytes of all tiles of a launch if each is loaded from memory by itself."""
     moved, _ = tile_transaction_bytes(access, block, burst_bytes)
     rows, run = access.runs(block)
     return (np.asarray(access.loaded_elements(block) * moved / (rows * run)),)

@@ -1,4 +1,4 @@
-"""The second kernel of a split reduction: what it takes beyond its launch and the bytes of the parts."""
+"""Cost of the second kernel of a split reduction, beyond its launch and the bytes of the parts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from roller.perf.batch import TileBatch
 from roller.tile.geometry import Floats
 from roller.tile.partials import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes, parts_loaded
 
-#: Cycles of an addition that waits for the one before.
+#: Cycles of an addition that waits for the previous one.
 ADD_CYCLES = 4.0
 
 
 def combining_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds of the chain of the kernel that adds the parts, zero without parts, ``(N,)``.
-
-    A thread waits for memory once per batch of parts it loads, and adds them one after the other; threads that share a
-    result meet in the scratchpad, where one adds what they have. Rows have this in the chain of their own blocks.
-    """
+    """Return the seconds of the chain of the kernel that adds the parts, zero without parts, ``(N,)``."""
+    # A thread waits for memory once per batch of parts, and adds them one by one; threads that share a result exchange
+    # their sums in the scratchpad, where one adds them. For rows this is part of the chain of their own blocks.
     parts = np.asarray(batch.split_k)
     if batch.traits.spreads_reductions or (parts == 1).all():
         return np.zeros(len(batch))

@@ -1,15 +1,12 @@
-"""The GPU half of the micro performance model: a block's phases, occupancy, waves.
+"""Price of a GPU program: phases of a block, occupancy, waves.
 
-A block goes again and again through phases: its tiles come through L2 and DRAM, its threads copy them (loads, stores,
-addresses), its arithmetic reads them. Blocks of one unit hide each other's phases: a closed queueing network whose
-stations are the phases. Blocks that start together share every pipe evenly and so stay in step; only
-``overlap_blocks`` groups of them alternate, however many are resident, and they are the network's customers; in a
-pipeline (``stages`` > 1) every slot of a block's tiles is one, and memory alternates with the rest only. A wave
-needs that time, never less than the latency chain of one block, nor than its instructions need to be issued. Waves of
-blocks repeat it; the tail wave is paid for the blocks it really has. Sources: Roller (OSDI'22) sections 3.3 and 3.4;
-Reiser's mean value analysis; the rate of a register tile follows the published V100 tables (``v100_sm_gflops.csv``): a
-reduction step of ``w`` warps per scheduler with ``r`` accumulators takes ``step_latency + w * (r * fma_cycles +
-step_issue)``.
+Blocks of one unit hide each other's phases (memory, copies, arithmetic): a closed queueing network whose stations are
+the phases. Blocks that start together stay in step; only ``overlap_blocks`` groups of them alternate and are the
+customers; in a pipeline (``stages`` > 1) every slot of a block's tiles is one. A wave takes that time, but at least the
+latency chain of one block and the issue of its instructions. The tail wave costs what its own blocks take. Sources:
+Roller (OSDI'22) sections 3.3 and 3.4; Reiser's mean value analysis; the rate of a register tile follows the published
+V100 tables (``v100_sm_gflops.csv``): a reduction step of ``w`` warps per scheduler with ``r`` accumulators takes
+``step_latency + w * (r * fma_cycles + step_issue)``.
 """
 
 from __future__ import annotations
@@ -44,12 +41,12 @@ from roller.templates.gpu.common.traffic import (
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
-#: Numbers on the way to a price, by name, for whoever explains it (:mod:`roller.templates.gpu.explained`).
+#: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.gpu.explained`).
 Parts = dict[str, Any]
 
 #: Terms that compete for the bottleneck.
 BOTTLENECKS = ("compute_s", "copy_s", "dram_s", "l2_s", "latency_s", "launch_s")
-#: Share of a bound that rounding cannot lift above the time it bounds.
+#: Factor of a bound, so that rounding cannot lift it above the time it bounds.
 _BOUND_SHARE = 1.0 - 1e-9
 
 
@@ -57,7 +54,12 @@ _BOUND_SHARE = 1.0 - 1e-9
 class _Waves:
     """Launches of a batch as full waves and the tail wave, arrays of shape ``(2, N)`` in that order.
 
-    ``count`` waves of ``per_unit`` blocks on every unit (a tail's blocks spread over the units), ``active`` on all.
+    Parameters
+    ----------
+    per_unit
+        Blocks on every unit; a tail's blocks spread over the units.
+    active
+        Blocks on all units.
     """
 
     count: Ints | Floats
@@ -66,20 +68,20 @@ class _Waves:
 
     @classmethod
     def of(cls, batch: TileBatch, resident: Ints, units: int) -> _Waves:
-        """Return the waves of blocks of which ``resident`` fit a unit, one at least."""
+        """Return the waves of blocks of which ``resident`` fit on a unit, at least one."""
         full, rest = np.divmod(batch.blocks, resident * units)
         tail = np.maximum(-(-rest // units), 1)
         return cls(np.stack([full, rest > 0]), np.stack([resident, tail]), np.stack([resident * units, rest]))
 
     @classmethod
     def even(cls, batch: TileBatch, most: Ints, units: int) -> _Waves:
-        """Return waves of which no part is left, as long as a block or more come to each unit."""
+        """Return waves counted in fractions, so that no tail remains; each unit gets at least one block."""
         active = np.minimum(most * units, batch.blocks)
         none, count = np.zeros(len(batch)), batch.blocks / active
         return cls(np.stack([count, none]), np.stack([np.maximum(active / units, 1.0)] * 2), np.stack([active] * 2))
 
     def total(self, each: Floats) -> Floats:
-        """Return the sum over all waves of what is given per full wave and for the tail."""
+        """Return the sum over all waves of a value per full wave and for the tail."""
         every = self.count * each
         return np.asarray(every[0] + every[1])
 
@@ -92,12 +94,10 @@ def step_chain_s(
     barriers: int | None = None,
     hops: Ints | Floats | None = None,
 ) -> Floats:
-    """Return the seconds of one block that has its unit to itself: nothing of another hides its latencies.
-
-    With several stages as many steps less one are on their way at once, and the arithmetic runs meanwhile; the first
-    tile and the results are waited for, and one barrier ends a step. ``alone`` are the seconds of its work;
-    ``barriers`` and ``hops`` replace those of steps that threads copy for, and of memory waited for.
-    """
+    """Return the seconds of one block that has its unit to itself, so that nothing hides its latencies."""
+    # ``alone``: seconds of the block's work; ``barriers`` and ``hops`` replace the barriers of a step and the waits for
+    # memory. In a pipeline, ``steps_ahead`` steps are in flight while the arithmetic runs; the first tile and the
+    # results are waited for.
     latency = spec.layer("global").latency_s or 0.0
     if barriers is None:
         barriers = 1 if batch.pipelined else 2
@@ -115,11 +115,9 @@ def step_chain_s(
 def alternating_steps(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
-    """Return the customers, and the time in which blocks of threads go through their phases, step by step.
-
-    The threads of a pipelined block issue copies and arithmetic one after the other, memory brings later tiles
-    meanwhile; the first tile of a block is waited for.
-    """
+    """Return the customers, and the time in which blocks of threads go through their phases."""
+    # The threads of a pipelined block issue copies and arithmetic one after the other, memory brings later tiles
+    # meanwhile; the first tile of a block is waited for.
     plain = alternating((memory, *pipes), customers)
     if not batch.pipelined:
         return customers, plain
@@ -130,20 +128,20 @@ def alternating_steps(
 
 
 def threads_alone(work: Work, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
-    """Return the cycles of the work of one block of threads: they compute or copy."""
+    """Return the cycles of the work of one block of threads, which compute or copy."""
     del batch, parts
     return np.asarray(work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers))
 
 
 def no_fill(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
-    """Return no seconds: the terms of threads are fitted to whole kernels, and have the first tile in them."""
+    """Return no seconds: the terms of threads are fitted to whole kernels and include the first tile."""
     del batch, spec
     return np.zeros(per_unit.shape)
 
 
 @dataclass(frozen=True)
 class Phases:
-    """What the price of a kernel is told by its template.
+    """Parts of a kernel's price that its template supplies.
 
     Parameters
     ----------
@@ -152,16 +150,16 @@ class Phases:
     alone
         Cycles of the work of one block that has its unit to itself.
     chain
-        Seconds of such a block with its latencies, of the seconds of its work alone.
+        Seconds of such a block with its latencies, given the seconds of its work alone.
     overlap
         Customers of the queueing network, and the time in which blocks of a unit go through their phases.
     fill
-        Seconds in which a unit waits for a block's first tile, others of the unit computing meanwhile.
+        Seconds in which a unit waits for a block's first tile, while others of the unit compute.
     access
-        Seconds a unit's load and store pipe needs for a block, where requests of memory pass it one by one.
+        Seconds a unit's load and store pipe needs for a block, if memory requests pass it one by one.
     stores
-        Seconds of a wave in which its blocks store and none computes, of the seconds that its results take in memory;
-        terms fitted to whole kernels have that in them.
+        Seconds of a wave in which its blocks store and none computes, given the seconds its results take in memory;
+        terms fitted to whole kernels include that.
     """
 
     work: Callable[[TileBatch, DeviceSpec, tuple[Floats, Floats], SharedMemoryLayout | None], Work] = block_work
@@ -194,11 +192,8 @@ class Phases:
 
 
 def with_accesses(memory_s: Floats, access_s: Floats, spec: DeviceSpec) -> Floats:
-    """Return the time of memory whose requests pass the units' load and store pipes.
-
-    Queueing rounds the knee between the two as it does between few and many TEUs
-    (:func:`roller.templates.gpu.common.traffic.dram_bandwidth`).
-    """
+    """Return the time of memory whose requests pass the units' load and store pipes."""
+    # Queueing rounds the knee between the two, as between few and many TEUs (``dram_bandwidth``).
     p = spec.layer("global").saturation_exponent or 2.0
     return np.asarray((memory_s**p + access_s**p) ** (1.0 / p))
 
@@ -212,12 +207,8 @@ def _wave_s(
     phases: Phases,
     stores: Floats | float = 0.0,
 ) -> Parts:
-    """Return ``seconds`` of a full wave and of the tail, and what they are made of.
-
-    That is ``arithmetic`` and ``copying`` alone, ``chain`` of one block, and numbers that only an explanation reads.
-    Every stage of a block is a customer: its tile is on its way, or computed with. ``stores`` are the seconds of
-    ``memory`` that follow all that.
-    """
+    """Return ``seconds`` of a full wave and of the tail, and the numbers they are computed from."""
+    # ``stores`` are the seconds of ``memory`` after all phases.
     parts: Parts = {"work": work, "pipes": 2 if work.side_by_side else 1}
     b, schedulers = waves.per_unit, spec.teu.schedulers_per_unit
     arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copying))
@@ -238,7 +229,7 @@ def _wave_s(
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
-    """Return the time of the arithmetic of every program alone, copies and memory free, ``(N,)``."""
+    """Return the time of the arithmetic of every program alone, without copies and memory, ``(N,)``."""
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     work = phases.work(batch, spec, (np.zeros(len(batch)),) * 2, None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
@@ -249,11 +240,7 @@ def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Fl
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
-    """Return a time no program of the batch can beat, ``(N,)``.
-
-    That of :func:`price` with only what tiles use moved, copies in the widest vectors without
-    arithmetic for addresses, and no bank conflicts. Computed once per batch and device.
-    """
+    """Return a time no program of the batch can beat, ``(N,)``, computed once per batch and device."""
     known: tuple[DeviceSpec, Floats] | None = batch._memo.get("lower_bound")
     if known is None or known[0] is not spec:
         known = batch._memo["lower_bound"] = spec, _lower_bound_s(batch, spec, phases)
@@ -262,6 +249,8 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
 
 def _lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
+    # As :func:`price`, but only used bytes move, copies take the widest vectors without address arithmetic, and no bank
+    # conflicts occur.
     (copies,) = batch.of_tiles(spec, ("least copies", asynchronous(batch, spec)), lambda: (least_copies(batch, spec),))
     work = phases.work(batch, spec, (copies, np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
@@ -277,7 +266,7 @@ def _running_s(
     batch: TileBatch, spec: DeviceSpec, memory: Floats, work: Work, waves: _Waves, phases: Phases,
     moved: tuple[Floats, Floats], least: Work | None = None,
 ) -> Floats:  # fmt: skip
-    """Return a bound of the seconds of launches whose waves take ``memory`` and do ``work``, at ``least``, ``(N,)``."""
+    """Return a lower bound of the seconds of launches whose waves take ``memory`` and do ``work``."""
     wave = _wave_s(memory, least or work, waves, batch, spec, phases)
     power = least_power_s(batch, spec, work, waves.total(wave["core"]), moved)
     running = np.maximum(waves.total(wave["seconds"]), power)
@@ -289,12 +278,9 @@ def least_held_s(
     batch: TileBatch, spec: DeviceSpec, resident: Ints, copies: tuple[Floats, Floats], phases: Phases, *,
     most: bool = False, counted: Mapping[int, Floats] = MappingProxyType({}),
 ) -> Floats:  # fmt: skip
-    """Return a time that no program beats of whose blocks a unit holds ``resident``, however it is laid out, ``(N,)``.
-
-    That of :func:`price` with these blocks, without bank conflicts, and where nothing is ``counted`` with no byte
-    through L2 that no tile uses. ``copies`` are the least copy instructions of a layout, and those for addresses. With
-    ``most`` waves and TEUs are counted in fractions: fewer blocks than ``resident`` do no better.
-    """
+    """Return a time that no layout beats for programs with ``resident`` blocks per unit, ``(N,)``."""
+    # As :func:`price` without bank conflicts and, where nothing is ``counted``, without unused bytes through L2. With
+    # ``most`` waves and TEUs are counted in fractions, so that fewer blocks than ``resident`` do no better.
     least = least_counted(batch, spec)
     waves = _Waves.even(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
     least.update({n: np.where(np.isnan(x), least[n], x) for n, x in counted.items()})
@@ -310,12 +296,12 @@ def least_held_s(
 def price(
     batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None, told: list[Parts] | None, phases: Phases
 ) -> Terms:
-    """Price a batch on a GPU, as its programs are laid out, or as expected of them.
+    """Price a batch on a GPU, as its programs are laid out, or as expected before their layout.
 
-    Returns arrays by name: ``seconds`` (infinite where a block cannot run) and its terms: ``compute_s``, ``copy_s``,
+    Returns arrays by name: ``seconds`` (infinite if a block cannot run) and its terms: ``compute_s``, ``copy_s``,
     ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``clock_hz``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
     ``registers``, ``blocks_per_unit``, ``blocks`` (of all units), ``threads`` (of one), ``bank_conflicts`` (of the
-    worst operand; 1: none), ``waves``. To ``told`` come the numbers on the way, for whoever explains the price.
+    worst operand; 1: none), ``waves``. ``told`` collects intermediate numbers for the explanation.
     """
     laid = laid or SharedMemoryLayout.expected(batch, spec)
     pad = laid.scratchpad

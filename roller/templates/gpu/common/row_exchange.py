@@ -1,7 +1,7 @@
-"""How the threads that share a row (lanes) combine what each of them holds: decided here for the price and the kernels.
+"""How the threads that share a row (lanes) combine their accumulators, for both the price and the kernels.
 
-Neighbours in a warp exchange by shuffles, several warps of a row meet once in the scratchpad. Lanes that lie apart, and
-numbers of them that no power of two or whole warp describes, meet there all the time, and their first one adds.
+Neighbours in a warp exchange by shuffles; several warps of a row exchange once in the scratchpad. Lanes that are not
+neighbours, or whose number is no power of two or whole warps, leave everything there, and the first lane adds.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Ints
 
-#: Lanes that shuffle with each other: those of the templates (``emit/nest.py``), whatever the TEU.
+#: Lanes that shuffle with each other in the templates (``emit/nest.py``), independent of the TEU.
 SHUFFLE_LANES = 32
 #: Bytes of the narrowest accumulators that are shuffled.
 _SHUFFLED_BYTES = 4
 
 
 class Meeting(IntEnum):
-    """How lanes meet."""
+    """How lanes combine their accumulators."""
 
     ALONE = 0
     SHUFFLES = 1
@@ -29,7 +29,7 @@ class Meeting(IntEnum):
 
 
 def meeting(lanes: Ints | int, rows: Ints | int, itemsize_bytes: int, *, along: bool) -> Ints:
-    """Return how lanes meet (:class:`Meeting`), ``(N,)``."""
+    """Return how lanes combine (:class:`Meeting`), ``(N,)``; ``along``: a row is contiguous in memory."""
     count, others = np.asarray(lanes), np.asarray(rows)
     shuffled = (along | (others == 1)) & (count * others % SHUFFLE_LANES == 0) & (itemsize_bytes >= _SHUFFLED_BYTES)
     within = shuffled & (count & (count - 1) == 0) & (count <= SHUFFLE_LANES)
@@ -39,7 +39,7 @@ def meeting(lanes: Ints | int, rows: Ints | int, itemsize_bytes: int, *, along: 
 
 
 def moved_elements(size: Ints | int, itemsize_bytes: int) -> Ints:
-    """Return the accumulators, of ``size`` that a thread has, which meet in the scratchpad at once, ``(N,)``."""
+    """Return how many of a thread's ``size`` accumulators one scratchpad access moves, ``(N,)``."""
     held = np.asarray(size)
     return np.asarray(np.minimum(held & -held, min(4, VECTOR_BYTES // itemsize_bytes)))
 

@@ -1,7 +1,7 @@
-"""What a row program reads, keeps and writes: the accesses of all its stages, and the registers that hold them.
+"""Reads, stores and reductions of a row program, and the registers that hold its data.
 
-Which inputs a thread keeps is a property of the expression (:func:`roller.tile.rows.kept_loads`); whether it can is one
-of the tile: its register tile must hold all columns of a row, so that the block takes one step.
+Which inputs a thread may keep follows from the expression (:func:`roller.tile.rows.kept_loads`); whether it can depends
+on the tile: its register tile must hold all columns of a row, so that the block takes one step.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from roller.tile.geometry import Access, Floats, Geometry, Ints, access_of, prod
 from roller.tile.row_values import shared_words
 from roller.tile.rows import contiguous_axis, kept_loads, row_stages, rows_fuse
 
-#: What tells accesses apart: tensor, index and guard.
+#: Identity of an access: tensor, index and guard.
 AccessKey = tuple[str, tuple[Index, ...], tuple[Bound, ...]]
-#: Words of operands that are not kept which the compiler holds at a time, at most (machine code of norms).
+#: Most words of unkept operands that the compiler holds at a time (machine code of norms).
 STREAMED_WORDS = 16
 
 
@@ -39,41 +39,46 @@ class Vectors(Enum):
 
 @dataclass(frozen=True)
 class RowRead:
-    """An input as the stages read it: in ``passes`` of them, once where the tile keeps it (``keepable``).
-
-    ``moments`` of them are sums that could be taken with another one's (Welford's mean and variance).
-    """
+    """An input as the stages read it: in ``passes`` of them, once if the tile keeps it (``keepable``)."""
 
     access: Access
     passes: int
     keepable: bool
-    wide: bool
-    moments: int = 0
+    wide: bool  # moves along the columns of a row
+    moments: int = 0  # passes of sums that could be taken in another one's pass (Welford's mean and variance)
 
 
 @dataclass(frozen=True)
 class RowReduction:
-    """A reduction whose lanes meet: what they meet with, and whether a stage of its kernel needs its results."""
+    """A reduction that lanes combine, and whether a later stage of its kernel reads its results."""
 
     itemsize_bytes: int
     along: bool
     is_read_again: bool
 
     def meeting(self, batch: TileBatch) -> Ints:
-        """Return how lanes meet (:class:`~roller.templates.gpu.common.row_exchange.Meeting`), ``(N,)``."""
+        """Return how lanes combine (:class:`~roller.templates.gpu.common.row_exchange.Meeting`), ``(N,)``."""
         return meeting(*lane_counts(batch), self.itemsize_bytes, along=self.along)
 
     def tells(self, batch: TileBatch) -> np.ndarray:
-        """Mask of programs in which all lanes need the results: parts of a split reduction are told nothing."""
+        """Mask of programs in which all lanes need the results; those of a split reduction need none."""
         return np.asarray(self.is_read_again & (batch.split_k == 1))
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """A row expression: its reads, its stores, bytes of what moves with other columns, and its reductions.
+    """Reads, stores and reductions of a row expression.
 
-    ``reductions`` are those of the program's kernel. ``neighbours``: lanes of a row are neighbouring threads (its
-    elements are contiguous in memory). ``vectors``: how every access follows the program's.
+    Parameters
+    ----------
+    other_bytes
+        Bytes of accesses along columns other than the anchor's.
+    reductions
+        Reductions of the program's kernel.
+    neighbours
+        Whether lanes of a row are neighbouring threads (its elements are contiguous in memory).
+    vectors
+        How every access follows the program's vectors.
     """
 
     reads: tuple[RowRead, ...]
@@ -108,14 +113,14 @@ def _shape(geometry: Geometry) -> RowShape:
         known = s.aligned or not s.columns
         for ld in mine if known else ():
             reads[ld] = reads.get(ld, 0) + 1
-            # Registers are filled with what moves along a row; the rest is read where it is needed.
+            # Registers are filled with loads that move along a row; others are read where they are needed.
             pieces = (fuses or ld in expr.anchor.loads) and not ld.guard and _moves(ld, columns)
             vectors[ld.tensor, ld.index, ld.guard] = Vectors.PIECES if pieces else Vectors.NONE
             sums[ld] = sums.get(ld, 0) + (s.stage.combiner == "sum")
         output = s.stage.output
         if s.stage.name in expr.outputs and known:
             stores.append(access_of(expr, output, s.stage.store, (), every_step=False))
-            own = fuses or s.stage.name == expr.anchor.name  # stages apart are spread over threads by themselves
+            own = fuses or s.stage.name == expr.anchor.name  # unfused stages have a mapping of their own
             rule = Vectors.PIECES if s.columns else Vectors.WHOLE
             vectors[output.name, s.stage.store, ()] = rule if own else Vectors.NONE
         other += sum(expr.tensors[ld.tensor].nbytes for ld in mine) if not known else 0
@@ -147,7 +152,7 @@ def _moves(load: Load, columns: Collection[str]) -> bool:
 
 
 def _reductions(expr: TensorExpr, along: bool) -> tuple[RowReduction, ...]:
-    """Return the reductions of a program's kernel: the anchor alone where the stages do not fuse."""
+    """Return the reductions of a program's kernel: only the anchor if the stages do not fuse."""
     stages = [s.stage for s in row_stages(expr)] if rows_fuse(expr) else [expr.anchor]
     return tuple(
         RowReduction(
@@ -171,7 +176,7 @@ def passes(batch: TileBatch, read: RowRead) -> Ints:
 
 
 def held_words(batch: TileBatch) -> Ints:
-    """Return 32-bit registers of results and of elements held at a time, ``(N,)``."""
+    """Return the 32-bit registers of results and of elements held at a time, ``(N,)``."""
     shape = RowShape.of(batch.geometry)
     acc = max(1, DTYPE_BYTES[batch.geometry.expr.anchor.acc_dtype] // 4)
     kept = keeps(batch)
@@ -183,18 +188,18 @@ def held_words(batch: TileBatch) -> Ints:
         streamed = streamed + np.where(kept & r.keepable, 0, mine)
     elements = batch.register_points * batch.register_outputs
     words = words + np.where(kept, elements * acc * shared_words(batch.geometry.expr), 0)
-    # Of what is not kept a step holds all in a loop, whose next loads wait; a straight line is scheduled as fits.
+    # A loop holds all unkept elements of a step, as its next loads wait; straight-line code is scheduled to fit.
     return words + np.where(kept, np.minimum(streamed, STREAMED_WORDS), streamed)
 
 
 def lane_counts(batch: TileBatch) -> tuple[Ints, Ints]:
-    """Return threads that share a row, and threads along rows, per block."""
+    """Return the threads that share a row, and the threads along rows, per block."""
     spatial = batch.geometry.spatial
     return product(batch.threads, np.flatnonzero(~spatial)), product(batch.threads, np.flatnonzero(spatial))
 
 
 def teu_lanes(batch: TileBatch, width: int) -> Ints:
-    """Return the lanes of one TEU per axis: along the row first where they are neighbours, ``(N, axes)``."""
+    """Return the lanes of one TEU per axis, ``(N, axes)``: first along the row if they are neighbours."""
     g = batch.geometry
     reductions = [int(a) for a in np.flatnonzero(~g.spatial)]
     order = (*g.order, *reductions) if RowShape.of(g).neighbours else (*reductions, *g.order)
@@ -206,10 +211,10 @@ def teu_lanes(batch: TileBatch, width: int) -> Ints:
 
 
 def exchange_bytes(batch: TileBatch) -> Ints:
-    """Return bytes of scratchpad in which lanes meet, ``(N,)``."""
+    """Return the scratchpad bytes in which lanes exchange accumulators and staged rows are held, ``(N,)``."""
     lanes, rows = lane_counts(batch)
     parts = totals = np.zeros(len(batch), np.int64)
-    # Reductions meet one after the other in the same place.
+    # Reductions use the same memory one after the other.
     for r in RowShape.of(batch.geometry).reductions:
         way, size = r.meeting(batch), batch.register_outputs * r.itemsize_bytes
         parts = np.maximum(parts, parts_met(way, lanes, rows) * size)
@@ -218,7 +223,7 @@ def exchange_bytes(batch: TileBatch) -> Ints:
 
 
 def held_bytes(batch: TileBatch) -> Ints:
-    """Return bytes of scratchpad that staged programs hold their rows in, ``(N,)``."""
+    """Return the scratchpad bytes in which staged programs hold their rows, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     reductions = np.flatnonzero(~batch.geometry.spatial)
     steps = product(batch.counts, reductions)
@@ -231,7 +236,7 @@ def held_bytes(batch: TileBatch) -> Ints:
 
 
 def words_in_flight(batch: TileBatch, most: float) -> Floats:
-    """Return 4-byte loads a thread issues before it must wait: those of a row, or of a step, ``(N,)``."""
+    """Return the 4-byte loads a thread issues before it must wait: those of a row or a step, ``(N,)``."""
     words = np.zeros(len(batch))
     for r in RowShape.of(batch.geometry).reads:
         if r.wide and r.keepable:

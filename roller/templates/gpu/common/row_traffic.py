@@ -15,11 +15,9 @@ from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 
 
 def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool = False) -> tuple[Floats, Floats]:
-    """Return bytes through L2 and for DRAM over the launch; ``least``: without parts of transactions nobody uses.
-
-    A stage that reads a row again finds it in the unit's first cache where the rows of the unit's blocks fit it, in L2
-    as far as those of all active blocks fit that beside the results they write there, else in DRAM.
-    """
+    """Return bytes through L2 and DRAM over the launch; ``least`` omits unused parts of transactions."""
+    # A stage that reads a row again finds it in the unit's first cache if the rows of the unit's blocks fit there, in
+    # L2 as far as those of all active blocks and their results fit, else in DRAM.
     shape = RowShape.of(batch.geometry)
     transaction, l2_layer = spec.layer("l2").transaction_bytes, spec.layer("l2")
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes

@@ -1,7 +1,7 @@
-"""How wide a row program's accesses are: vectors of its register tile, of shifted positions where rows start anywhere.
+"""Widths of a row program's accesses: vectors of its register tile, shifted if rows start anywhere.
 
-Positions (:mod:`roller.tile.row_shift`) cost predicates at both edges of a row and a way element by element there. Rows
-that hold many elements per thread win, those of few do not.
+Shifted positions (:mod:`roller.tile.row_shift`) cost predicates at both edges of a row and an element-wise path there;
+they pay for many elements per thread.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.row_shift import RowShift, row_shift
 from roller.tile.rows import contiguous_axis
 
-#: Instructions of a load, and of a store: the access and its share of addresses and predicates.
+#: Instructions per load and per store: the access and its share of addresses and predicates.
 LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 2.0, 3.0
 #: A guarded bound of an element or vector.
 GUARD_INSTRUCTIONS = 2.0
-#: Chunks of a row that may lie in it in part: its first and its last.
+#: Chunks that may lie only partly in a row: its first and its last.
 _EDGES = 2
 
 
 def shifts(geometry: Geometry) -> tuple[RowShift, ...]:
-    """Return the shifts that align an expression's rows, the widest first; none where they are aligned (memoised)."""
+    """Return the shifts that align an expression's rows, widest first; none if rows are aligned (memoised)."""
     expr = geometry.expr
     if "row_shifts" not in expr._memo:
         anchor = expr.anchor
@@ -40,11 +40,7 @@ def shifts(geometry: Geometry) -> tuple[RowShift, ...]:
 
 
 def row_vectors(batch: TileBatch) -> Ints:
-    """Return the elements of a thread's vectors along every axis, ``(N, axes)``: up to 16 bytes of a register tile.
-
-    What the programs of a batch say, where they say it: chosen, they lie along the axis in which the largest load is
-    most nearly contiguous, and are of shifted positions where those pay.
-    """
+    """Return the elements of a thread's vectors along every axis, ``(N, axes)``: up to 16 bytes of a tile."""
     if batch.vectors is not None:
         return batch.vectors
     if "vectors" not in batch._memo:
@@ -72,7 +68,7 @@ def edge_instructions(batch: TileBatch) -> Floats:
 
 
 def _shifted(batch: TileBatch) -> tuple[Ints, Floats]:
-    """Return what :func:`shifted_elements` and :func:`edge_instructions` say: the shifts that vectors ask for."""
+    """Return both :func:`shifted_elements` and :func:`edge_instructions`."""
     if "shifted" not in batch._memo:
         elements, instructions = np.ones(len(batch), np.int64), np.zeros(len(batch))
         for shift in asked_shifts(batch):
@@ -86,7 +82,7 @@ def _shifted(batch: TileBatch) -> tuple[Ints, Floats]:
 
 
 def asked_shifts(batch: TileBatch) -> tuple[RowShift, ...]:
-    """Return the shifts of rows by the widths of the batch's vectors."""
+    """Return the shifts of rows for the widths of the batch's vectors."""
     if batch.vectors is None:
         return shifts(batch.geometry)
     expr = batch.geometry.expr
@@ -95,10 +91,7 @@ def asked_shifts(batch: TileBatch) -> tuple[RowShift, ...]:
 
 
 def _chosen_shift(batch: TileBatch) -> Ints:
-    """Return the width (elements) of the shift that pays, ``(N,)``, 1 where none does.
-
-    The widest one that the register tile is made of, that needs no step more, and that takes fewer instructions.
-    """
+    """Return the width (elements) of the widest shift that fits and saves instructions, ``(N,)``; 1 if none."""
     chosen = np.ones(len(batch), np.int64)
     for shift in shifts(batch.geometry):
         fits = (chosen == 1) & _fits(batch, shift)
@@ -108,7 +101,7 @@ def _chosen_shift(batch: TileBatch) -> Ints:
 
 
 def _unshifted(batch: TileBatch) -> Ints:
-    """Return the widest vector (elements) of a register tile that every row is whole ones of as it starts, ``(N,)``."""
+    """Return the widest vector (elements) into which the register tile divides every unshifted row, ``(N,)``."""
     g, fast = batch.geometry, _fast(batch.geometry)
     found = shifts(g)
     aligned = found[-1].width // 2 if found else VECTOR_BYTES
@@ -123,13 +116,13 @@ def _fast(geometry: Geometry) -> int:
 
 
 def narrowest_bytes(geometry: Geometry) -> int:
-    """Return the size of the narrowest elements of the anchor: those it loads, or stores where it loads none."""
+    """Return the size of the anchor's narrowest loaded elements, or of its stored ones if it loads none."""
     tensors = [a.tensor for a in geometry.loads] or [geometry.expr.anchor.output]
     return min(t.itemsize_bytes for t in tensors)
 
 
 def row_access_width(access: Access, batch: TileBatch) -> Ints:
-    """Return the elements of one access of a row program's thread, ``(N,)``."""
+    """Return the elements per access of a row program's thread, ``(N,)``."""
     width = _follows(access, batch, row_vectors(batch))
     rule = _rule(access, batch)
     for shift in asked_shifts(batch) if rule is Vectors.PIECES else ():
@@ -142,7 +135,7 @@ def _rule(access: Access, batch: TileBatch) -> Vectors:
 
 
 def _follows(access: Access, batch: TileBatch, vectors: Ints) -> Ints:
-    """Return the elements of an access that follows ``vectors``, the rows as they start, ``(N,)``."""
+    """Return the elements of an access that follows ``vectors``, without a shift, ``(N,)``."""
     rule = _rule(access, batch)
     if rule is Vectors.NONE:
         return np.ones(len(batch), np.int64)
@@ -163,10 +156,8 @@ def _covers(batch: TileBatch, shift: RowShift) -> np.ndarray:
 
 
 def _fits(batch: TileBatch, shift: RowShift) -> np.ndarray:
-    """Mask of programs whose register tile is whole vectors and whose steps hold all positions.
-
-    An operand that is shifted with the rows but does not move with them would be held once per row of a thread.
-    """
+    """Mask of programs whose register tile is whole vectors and whose steps hold all positions."""
+    # An operand that is shifted with the rows but does not move with them would be held once per row of a thread.
     column = batch.geometry.names.index(shift.axis)
     fits = (batch.register[:, column] % shift.width == 0) & _covers(batch, shift)
     wide = [r.access for r in RowShape.of(batch.geometry).reads if r.wide]
@@ -191,10 +182,8 @@ def _saved(batch: TileBatch, shift: RowShift) -> Floats:
 
 
 def _edges(batch: TileBatch, shift: RowShift) -> Floats:
-    """Return a thread's instructions at the edges of its rows, ``(N,)``.
-
-    Every stage guards the elements of the edge chunks. One TEU of a row's takes the way element by element at each.
-    """
+    """Return a thread's instructions at the edges of its rows, ``(N,)``."""
+    # Every stage guards the elements of the edge chunks; one TEU per row takes the element-wise path at each edge.
     shape, (lanes, _) = RowShape.of(batch.geometry), lane_counts(batch)
     columns = ~batch.geometry.spatial
     moved = sum((passes(batch, r) for r in shape.reads if r.wide), np.zeros(len(batch)))

@@ -1,4 +1,4 @@
-"""What is known of programs whose layout in scratchpad is chosen, and what is expected of those where it is not."""
+"""Layouts of programs in the scratchpad: exact once chosen, expected before."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class SharedMemoryLayout:
     scratchpad
         Bytes one block allocates, storage padding included.
     conflicts
-        Per staged tensor, wavefronts of one TEU's read against those without bank conflicts.
+        Per staged tensor, wavefronts of one TEU's read relative to a conflict-free read.
     spread
-        Per staged tensor, elements a thread reads against those of a register tile in one piece.
+        Per staged tensor, elements a thread reads relative to those of a register tile in one piece.
     counted
-        Bytes through L2 over the launch by position in ``reads``, stores last, where rows are counted one by one.
+        Bytes through L2 over the launch by position in ``reads``, stores last, if rows are counted one by one.
     padding
         Per staged tensor, elements appended to each row.
     """
@@ -44,7 +44,7 @@ class SharedMemoryLayout:
 
     @classmethod
     def of(cls, batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> SharedMemoryLayout:
-        """Return what the programs a batch was made of are laid out to."""
+        """Return the layouts of the programs that a batch consists of."""
         found = products_of(batch)
         if found is not None:
             batch, programs = inner_batch(batch, found), [found.inner(p) for p in programs]
@@ -61,7 +61,7 @@ class SharedMemoryLayout:
 
     @classmethod
     def expected(cls, batch: TileBatch, spec: DeviceSpec) -> SharedMemoryLayout:
-        """Return what no layout avoids: no storage padding, and the conflicts no padding removes."""
+        """Return the best case of any layout: no storage padding, only unavoidable conflicts."""
         return cls(scratchpad_bytes(batch), unavoidable_conflicts(batch, spec))
 
 

@@ -1,6 +1,6 @@
 """How the threads of a block copy a staged tile: elements at once and rounds, as arrays over programs.
 
-The rules are those of :mod:`roller.tile.vectors` and :mod:`roller.tile.layout`; the templates ask them for one program.
+The templates apply the same rules (:mod:`roller.tile.vectors`, :mod:`roller.tile.layout`) to one program.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ from roller.tile.vectors import copy_width, is_in_memory
 class StagedCopy:
     """Copies of one staged tile, arrays over programs.
 
-    ``width`` elements at once, ``counts`` copies per dimension of the tile ``(N, dimensions)``, in ``rounds`` that step
-    over its first ``lead`` dimensions.
+    Parameters
+    ----------
+    width
+        Elements copied at once.
+    counts
+        Copies per dimension of the tile, ``(N, dimensions)``.
+    lead
+        Leading dimensions that the rounds step over.
     """
 
     width: Ints
@@ -40,10 +46,7 @@ class StagedCopy:
 
     @classmethod
     def of(cls, access: Access, batch: TileBatch, axes: tuple[str, ...], padding: Ints | int = 0) -> StagedCopy:
-        """Return the copies of tiles that are indexed by ``axes``, or are boxes of the tensor.
-
-        Rows are padded by ``padding`` elements.
-        """
+        """Return the copies of tiles indexed by ``axes`` (empty: boxes of the tensor), rows padded."""
         extents = tile_extents(access, batch, axes)
         return cls.in_vectors(copy_widths(access, batch, axes, padding), extents, batch.threads_per_block)
 
@@ -64,14 +67,14 @@ def copy_widths(access: Access, batch: TileBatch, axes: tuple[str, ...], padding
 
 
 def load_of(access: Access, batch: TileBatch) -> Load:
-    """Return the load an access was made of."""
+    """Return the load of the anchor that an access was made from."""
     anchor = batch.geometry.expr.anchor
     mine = (access.tensor.name, access.index, access.guard)
     return next(x for x in anchor.loads if (x.tensor, x.index, x.guard) == mine)
 
 
 def axes_of(access: Access, batch: TileBatch) -> tuple[str, ...]:
-    """Return the axes the staged tile of an access is indexed by; empty where it is a box of the tensor."""
+    """Return the axes that index the staged tile of an access; empty if it is a box of the tensor."""
     if "staged_axes" not in access._memo:
         anchor = batch.geometry.expr.anchor
         access._memo["staged_axes"] = staged_axes(anchor, load_of(access, batch), access.tensor)
@@ -80,18 +83,16 @@ def axes_of(access: Access, batch: TileBatch) -> tuple[str, ...]:
 
 
 def tile_extents(access: Access, batch: TileBatch, axes: tuple[str, ...]) -> Ints:
-    """Return the extents of staged tiles that are indexed by ``axes``, or boxes, ``(N, dimensions)``.
-
-    A box is as large as what a whole tile touches: rounds beyond the end of an axis are issued too.
-    """
+    """Return the extents of staged tiles indexed by ``axes``, or of boxes, ``(N, dimensions)``."""
     if axes:
         return batch.block[:, [batch.geometry.names.index(a) for a in axes]]
+    # As large as a whole tile touches: rounds beyond the end of an axis are issued too.
     touched: Ints = 1 + (batch.block - 1) @ np.abs(access.coefficients).T
     return touched
 
 
 def staged_copy(access: Access, batch: TileBatch, spec: DeviceSpec) -> StagedCopy:
-    """Return the copies of an operand without storage padding, found once for a batch and parts of it."""
+    """Return the copies of an operand without storage padding, computed once for a batch and its parts."""
 
     def compute() -> tuple[Ints, Ints, Ints, Ints]:
         found = StagedCopy.of(access, batch, axes_of(access, batch))

@@ -1,4 +1,4 @@
-"""What the kernel of a GPU program stores, and in how wide vectors: decided here for the price and the kernels."""
+"""Results that a GPU kernel stores, and the width of its vectors, for both the price and the kernels."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from roller.tile.vectors import vectorizable
 
 @dataclass(frozen=True)
 class Results:
-    """Results as they lie in ``tensor``, at ``index`` of the anchor's axes; leading dimensions of parts left out."""
+    """Results in ``tensor`` at ``index`` of the anchor's axes, without the leading dimension of parts."""
 
     index: tuple[Index, ...]
     tensor: Tensor
 
     @classmethod
     def of(cls, stage: Stage) -> Results:
-        """Return what a stage stores."""
+        """Return the results of a stage."""
         return cls(stage.store, stage.output)
 
     @classmethod
     def of_part(cls, stage: Stage) -> Results:
-        """Return what a part of a split reduction stores: its sums in the order of the results."""
+        """Return the results of a part of a split reduction: its sums in the order of the results."""
         order = store_order(stage)
         sums = Tensor(stage.name, tuple(a.extent for a in order), stage.acc_dtype)
         return cls(tuple(axis_index(a.name) for a in order), sums)
 
     @classmethod
     def of_program(cls, expr: TensorExpr, *, split: bool) -> Results:
-        """Return what the first kernel of a tiled expression stores: parts, its anchor's results, or its epilogue's."""
+        """Return the results of a tiled expression's first kernel: parts, or those of anchor or epilogue."""
         if split:
             return cls.of_part(expr.anchor)
         return cls.of(expr.epilogue if expr.epilogue is not None and is_alone(expr) else expr.anchor)
 
     def vector(self, axis: str, extent: int, chunk: int) -> int:
-        """Return the elements stored at once of chunks along an axis: whole ones, or single elements."""
+        """Return the elements stored at once of chunks along an axis: whole chunks or single elements."""
         return chunk if self._fits(axis, extent, chunk) else 1
 
     def widest(self, axis: str, extent: int, most: int) -> int:
-        """Return how many neighbours along an axis, at most ``most``, are always one aligned vector."""
+        """Return how many neighbours along an axis, at most ``most``, always form one aligned vector."""
         return next((w for w in (16, 8, 4, 2) if w <= most and self._fits(axis, extent, w)), 1)
 
     def _fits(self, axis: str, extent: int, width: int) -> bool:
@@ -50,10 +50,10 @@ class Results:
 
 
 def store_order(stage: Stage) -> tuple[Axis, ...]:
-    """Spatial axes of a stage, the one contiguous in its output last (it maps to neighbouring threads)."""
+    """Return a stage's spatial axes, the one contiguous in its output last (it maps to neighbouring threads)."""
     return tuple(stage.axes[n] for n in positions(stage, tuple(a.name for a in stage.axes)))
 
 
 def is_alone(expr: TensorExpr) -> bool:
-    """Whether one kernel computes an expression: a stage, or a reduction and the element-wise one after it."""
+    """Whether one kernel computes an expression: one stage, or a reduction with an element-wise epilogue."""
     return len(expr.stages) == 1 or (expr.epilogue is not None and expr.outputs == (expr.epilogue.name,))

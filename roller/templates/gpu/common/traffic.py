@@ -1,4 +1,4 @@
-"""Bytes a block moves through L2 and DRAM, and the bandwidth it meets."""
+"""Bytes a block moves through L2 and DRAM, and the bandwidth they meet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roller.templates.gpu.common.window_strips import reloaded_share, strip_word
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
-#: What has part in the traffic, its bytes through L2, and its bytes from and to DRAM.
+#: One source of traffic: its name, its bytes through L2, and its bytes from and to DRAM.
 Moved: TypeAlias = tuple[str, Floats, "Floats | float"]
 #: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
 LOADS_IN_FLIGHT = 8.0
@@ -31,7 +31,7 @@ ROW_LOADS_IN_FLIGHT = 16.0
 
 
 def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
-    """Return bytes through L2 over the launch where every row can be counted: by position in ``reads``, stores last."""
+    """Return bytes through L2 over the launch by position in ``reads``, stores last, if rows can be counted."""
     g, transaction = batch.geometry, spec.layer("l2").transaction_bytes
     once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, whatever the reduction steps
     found = {}
@@ -50,11 +50,10 @@ def global_traffic(
     padding: Mapping[str, Ints] = MappingProxyType({}),
     told: list[Moved] | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return bytes through L2, bytes from and to DRAM, and per block and step copy instructions and those of addresses.
+    """Return bytes through L2 and DRAM, and copy and address instructions per block and step.
 
-    ``counted`` is :func:`counted_traffic` where it is known; expected transactions of rows anywhere else. ``padding``
-    elements are appended to the rows of staged tiles. To ``told`` comes what every tensor has part in it, in the order
-    it is added up.
+    ``counted`` is :func:`counted_traffic` if it is known; transactions are expected values otherwise. ``padding``
+    elements are appended to the rows of staged tiles. ``told`` collects the shares of all tensors.
     """
     if batch.traits.spreads_reductions:
         zero = np.zeros(len(batch))  # instructions of loads: row_work
@@ -92,8 +91,8 @@ def moved_bytes(
         if batch.traits.slides_windows:
             through = through * reloaded_share(a, batch, spec.layer("shared").capacity_bytes, resident / spec.units)
         l2 = l2 + through
-        # Blocks of a wave find in L2 what another one has loaded: operands they share, halos, transactions at
-        # their borders. Gaps of strided rows are in `touched`.
+        # Blocks of a wave find in L2 the data another one has loaded: shared operands, halos, transactions at their
+        # borders. `touched` includes gaps of strided rows.
         again = _loaded_bytes(a, wave, g)
         fetched = touched if a.tensor.nbytes <= capacity else np.maximum(touched, again)
         if n in missed:
@@ -114,7 +113,7 @@ def moved_bytes(
 def _known_or(
     counted: Floats | None, batch: TileBatch, spec: DeviceSpec, key: Any, expected: Callable[[], tuple[Floats]]
 ) -> Floats:
-    """Return what was counted, and what is expected where it was not."""
+    """Return the counted bytes, and expected bytes for those not counted."""
     if counted is None:
         return batch.of_tiles(spec, key, expected)[0]
     unknown = np.isnan(counted)
@@ -122,7 +121,7 @@ def _known_or(
 
 
 def stored_shares(batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_bytes: Floats) -> tuple[Floats, Floats]:
-    """Return the shares of the bytes of :func:`global_traffic` that tiled programs store, through L2 and to DRAM."""
+    """Return the shares of :func:`global_traffic` that tiled programs store, through L2 and to DRAM."""
     transaction, store = spec.layer("l2").transaction_bytes, batch.geometry.written
     (stored,) = batch.of_tiles(
         spec, ("stored", transaction), functools.partial(_stored, store, batch.block, transaction)
@@ -141,17 +140,14 @@ def _loaded(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats
 
 
 def _stored(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats]:
-    """Return the bytes that all output tiles are stored in, in whole transactions."""
+    """Return the bytes of whole transactions in which all output tiles are stored."""
     moved, _ = tile_transaction_bytes(access, block, transaction_bytes)
     size = access.tensor.itemsize_bytes
     return (np.asarray(access.tensor.nbytes * np.maximum(1.0, moved / (access.elements(block) * size))),)
 
 
 def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the least bytes :func:`global_traffic` finds through L2 and for DRAM, ``(N,)`` each.
-
-    Tiles load what lies inside the tensors, nothing else of a transaction; DRAM moves every tensor once.
-    """
+    """Return a lower bound of the bytes through L2 and DRAM, ``(N,)`` each."""
     g = batch.geometry
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, np.ones(len(batch), np.int64), least=True)
@@ -165,7 +161,7 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
 
 
 def _least_loaded(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
-    """Return the bytes of what all tiles of a launch use of every read, ``(N,)`` each."""
+    """Return the bytes of every read that all tiles of a launch use, ``(N,)`` each."""
     g = batch.geometry
     return batch.of_tiles(
         spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
@@ -173,17 +169,15 @@ def _least_loaded(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
 
 
 def least_counted(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
-    """Return the least that :func:`counted_traffic` may find: bytes that tiles use, not those of whole transactions."""
+    """Return a lower bound of :func:`counted_traffic`: used bytes instead of whole transactions."""
     stored = np.full(len(batch), float(batch.geometry.written.tensor.nbytes))
     return dict(enumerate((*_least_loaded(batch, spec), stored)))
 
 
 def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
-    """Return the bytes that waves of blocks load from DRAM, ``(N,)``: what one of them has loaded others find in L2.
-
-    Points of a gathered tile that share an element (a window's) follow each other closely, so that a tensor comes once
-    for every wave tile along the axes it does not depend on.
-    """
+    """Return the bytes that waves of blocks load from DRAM, ``(N,)``; blocks of a wave share loads in L2."""
+    # Points of a gathered tile that share an element (a window's) follow each other closely, so that a tensor comes
+    # once for every wave tile along the axes it does not depend on.
     loaded = access.loaded_elements(wave) * access.tensor.itemsize_bytes
     if not access.gather:
         return loaded
@@ -192,7 +186,7 @@ def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
 
 
 def _partial_bytes(batch: TileBatch) -> Floats:
-    """Return the bytes of partial results, written and read again, where a reduction is split, ``(N,)``."""
+    """Return the bytes of partial results of a split reduction, written and read again, ``(N,)``."""
     g = batch.geometry
     each = g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]  # parts stay in the accumulator's type
     return np.asarray(np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * each)
@@ -206,11 +200,9 @@ def _touched(access: Access, fetch_bytes: int) -> float:
 
 
 def _wave_tiles(batch: TileBatch, resident: Ints, turned: bool = False) -> Ints:
-    """Return the tile all blocks of one wave cover together.
-
-    Blocks run along the output's contiguous axis first, or where they are ``turned`` along the next one; with
-    ``raster`` along that many tiles of the next axis that has several of them before the first one advances.
-    """
+    """Return the tile that all blocks of one wave cover together."""
+    # Blocks run along the output's contiguous axis first, or along the next one if ``turned``; with ``raster`` along
+    # that many tiles of the next axis with several tiles before the first one advances.
     left = np.minimum(resident, batch.blocks)
     tiles = batch.block.copy()
     taken = np.ones_like(tiles)
@@ -231,12 +223,9 @@ def _wave_tiles(batch: TileBatch, resident: Ints, turned: bool = False) -> Ints:
 
 
 def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints, peak: Floats | float | None = None) -> Floats:
-    """Return DRAM bytes per second that ``warps`` resident warps of the device draw together.
-
-    ``((warps * per_teu) ** -p + peak ** -p) ** (-1 / p)``: few warps are bound by latency, many by the bus,
-    and queueing rounds the knee (``v100_glbmem_small.csv``). ``peak`` is that of the kind of traffic, of copies by
-    default.
-    """
+    """Return DRAM bytes per second that ``warps`` resident warps of the device draw together."""
+    # ``((warps * per_teu) ** -p + peak ** -p) ** (-1 / p)``: few warps are bound by latency, many by the bus, and
+    # queueing rounds the knee (``v100_glbmem_small.csv``).
     layer = spec.layer("global")
     peak = layer.bandwidth_bytes_per_s if peak is None else peak
     if not layer.bandwidth_per_teu_bytes_per_s:
@@ -247,11 +236,9 @@ def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints, peak: Floats | float 
 
 
 def peak_bandwidth(batch: TileBatch, spec: DeviceSpec, launch_bytes: Floats) -> Floats | float:
-    """Return what DRAM's bus gives traffic of this kind, ``(N,)``, or of all kinds where they are not told apart.
-
-    Buses turn round between reads and writes. Micro-benchmarks say what is left where nothing, a third and half of the
-    bytes are written; between them it is interpolated, and kernels that write more are priced as copies.
-    """
+    """Return DRAM's peak bandwidth for the batch's mix of reads and writes, ``(N,)``."""
+    # Buses turn round between reads and writes. Micro-benchmarks give the bandwidth for no, a third and half of the
+    # bytes written; shares between them are interpolated, and kernels that write more are priced as copies.
     layer = spec.layer("global")
     read, triad = layer.read_bandwidth_bytes_per_s, layer.triad_bandwidth_bytes_per_s
     if read is None or triad is None:
@@ -267,11 +254,9 @@ def _row_stores(batch: TileBatch) -> tuple[Access, ...]:
 
 
 def loads_in_flight(batch: TileBatch) -> Floats:
-    """Return 4-byte loads a thread issues before it must wait: the copies of one step are independent.
-
-    The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps. Threads of
-    padding beyond the tensor load nothing. A pipeline has the loads of ``stages - 1`` steps in flight.
-    """
+    """Return the 4-byte loads a thread issues before it must wait."""
+    # The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps. Threads
+    # of padding beyond the tensor load nothing. A pipeline has the loads of ``stages - 1`` steps in flight.
     if batch.traits.spreads_reductions:
         return words_in_flight(batch, ROW_LOADS_IN_FLIGHT)
     if batch.traits.slides_windows and not batch.staged:
@@ -281,7 +266,7 @@ def loads_in_flight(batch: TileBatch) -> Floats:
 
 
 def _words_per_step(batch: TileBatch) -> Floats:
-    """Return 4-byte loads of one thread and reduction step, less than one where threads are padding, ``(N,)``."""
+    """Return the 4-byte loads per thread and reduction step, below one if threads are padding, ``(N,)``."""
     words = np.zeros(len(batch))
     for a in batch.geometry.reads:
         words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
@@ -293,7 +278,7 @@ def _steps_in_flight(batch: TileBatch) -> Ints:
 
 
 def load_rounds(batch: TileBatch) -> Floats:
-    """Return how often a block waits for memory, one batch of independent loads after the other, ``(N,)``."""
+    """Return how often a block waits for memory, once per batch of independent loads, ``(N,)``."""
     if batch.traits.spreads_reductions or batch.traits.slides_windows:
         return np.maximum(1.0, batch.steps)
     rounds = np.maximum(1.0, _words_per_step(batch) / LOADS_IN_FLIGHT)
@@ -304,15 +289,9 @@ def dram_time_s(
     batch: TileBatch, spec: DeviceSpec, wave_bytes: Floats, active: Ints, launch_bytes: Floats,
     told: dict[str, Any] | None = None,
 ) -> Floats:  # fmt: skip
-    """Return the seconds DRAM takes for ``wave_bytes`` of a wave of ``active`` blocks, ``(2, N)``.
-
-    ``launch_bytes`` are those of all waves.
-
-    Few loads draw little bandwidth, because each is waited for: so no longer than one latency per round of loads and
-    the bytes at the bus's own speed. Else a launch would take longer the fewer elements it loads.
-
-    To ``told`` come the numbers on the way.
-    """
+    """Return DRAM's seconds for ``wave_bytes`` of a wave of ``active`` blocks, ``(2, N)``."""
+    # Few loads draw little bandwidth, as each is waited for. The time is therefore limited to one latency per round of
+    # loads plus the bytes at peak bandwidth: else a launch would take longer the fewer elements it loads.
     layer, peak = spec.layer("global"), peak_bandwidth(batch, spec, launch_bytes)
     warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch) * active
     bandwidth = dram_bandwidth(spec, warps, peak)

@@ -1,7 +1,4 @@
-"""The vectors of GPU programs, decided once: their axis, their elements, and what every access takes of them.
-
-Construction writes them into a program, its template finds them there, and the price asks here.
-"""
+"""Vectors of GPU programs, decided once for construction, templates and price: axis, elements, access widths."""
 
 from __future__ import annotations
 
@@ -18,11 +15,9 @@ from roller.tile.windows import slide_of
 
 
 def vectors(batch: TileBatch) -> Ints:
-    """Return the elements of a thread's vectors along every axis, ``(N, axes)``, as programs say or are to say.
-
-    Along the axis contiguous in the result up to 16 bytes of the register tile; a fragment says itself which results a
-    thread holds, and rows are read along themselves (:func:`roller.templates.gpu.common.row_widths.row_vectors`).
-    """
+    """Return the elements of a thread's vectors along every axis, ``(N, axes)``, given or chosen."""
+    # Chosen: up to 16 bytes of the register tile along the axis contiguous in the result. A fragment fixes the results
+    # of a thread, and rows are read along themselves.
     g = batch.geometry
     if batch.traits.spreads_reductions or batch.vectors is not None:
         return row_vectors(batch)
@@ -35,7 +30,7 @@ def vectors(batch: TileBatch) -> Ints:
 
 
 def access_width(access: Access, batch: TileBatch) -> Ints:
-    """Return the elements of one access to memory of a thread, ``(N,)``."""
+    """Return the elements of one memory access of a thread, ``(N,)``."""
     if batch.traits.spreads_reductions:
         return row_access_width(access, batch)
     if access.bounds or not is_in_memory(batch.geometry.expr, access.tensor.name):
@@ -44,7 +39,7 @@ def access_width(access: Access, batch: TileBatch) -> Ints:
 
 
 def store_width(batch: TileBatch) -> Ints:
-    """Return the elements that a thread of a tiled program or a stream stores at once, ``(N,)``: vectors, or one."""
+    """Return the elements that a thread of a tiled program or a stream stores at once, ``(N,)``."""
     g, width = batch.geometry, np.ones(len(batch), np.int64)
     if not g.order or (batch.traits.slides_windows and walks_along(batch, g.order[-1])):
         return width
@@ -60,6 +55,6 @@ def store_width(batch: TileBatch) -> Ints:
 
 
 def walks_along(batch: TileBatch, axis: int) -> bool:
-    """Whether the threads of window programs walk along an axis: they store one result after the other."""
+    """Whether the threads of window programs walk along an axis, so that they store results one by one."""
     slide = slide_of(batch.geometry.expr.anchor)
     return slide is not None and slide.axis == batch.geometry.names[axis]

@@ -1,4 +1,4 @@
-"""Which inputs of a kernel are in the shared cache when it starts, as somebody said of the calls before it."""
+"""Inputs that are in the shared cache when a kernel starts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from roller.tile.geometry import Access
 
 
 def is_warm(access: Access, batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Whether an input comes from the shared cache, where whatever ran before left it.
-
-    It lies there still where all that one call reads and writes fits together: so much comes between two uses of it.
-    """
+    """Whether an input comes from the shared cache, because an earlier kernel left it there."""
+    # It stays there if all tensors of one call fit together: that much is touched between two uses of it.
     tensors = (*batch.geometry.expr.inputs, *batch.geometry.expr.output_tensors)
     return access.tensor.name in batch.warm and sum(t.nbytes for t in tensors) <= spec.layer("l2").capacity_bytes

@@ -1,4 +1,4 @@
-"""What one thread of a ``window`` program loads and holds: rows of its walk, outputs in flight, weights."""
+"""Loads and registers of one thread of a ``window`` program: rows of its walk, outputs in flight, weights."""
 
 from __future__ import annotations
 
@@ -16,18 +16,25 @@ from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.windows import Slide, fragment_of, halo, slide_of
 
-#: Rows a thread that reads in place has on their way: the compiler loads about a row ahead of the one it adds
+#: Rows in flight of a thread that reads in place: the compiler loads about a row ahead of the one it adds
 #: (order of loads and FMAs in machine code, NVRTC 12.9, sm_80, 3x3 and 7x7 windows).
 ROWS_AHEAD = 2.0
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Per program, arrays ``(N,)``.
+    """Walks of the threads of a batch's programs, arrays ``(N,)``.
 
-    ``rows`` of the strip; ``loads`` of one row (instructions) of ``width`` elements each; ``row`` elements held of one,
-    ``live`` accumulators, ``weights`` kept; ``copy_width`` elements of one vector of a staged tile's copy, whose rows
-    hold ``extent``.
+    Parameters
+    ----------
+    rows
+        Input rows of the strip.
+    loads, width
+        Load instructions of one row, and elements of each.
+    row, live, weights
+        Elements held of one row, accumulators in flight, and weights kept.
+    copy_width, extent
+        Elements of one vector of a staged tile's copy, and of its rows.
     """
 
     rows: Ints
@@ -40,7 +47,7 @@ class Walk:
     extent: Ints
 
     def register_words(self, batch: TileBatch) -> Ints:
-        """Return 32-bit registers of accumulators in flight, one row and the weights."""
+        """Return the 32-bit registers of accumulators in flight, one row and the weights."""
         g = batch.geometry
         acc = max(1, g.store.tensor.itemsize_bytes // 4)
         return np.asarray(self.live * acc + self.row + self.weights)
@@ -60,7 +67,7 @@ def slide(batch: TileBatch) -> Slide:
 
 
 def walk(batch: TileBatch) -> Walk:
-    """Return the walk of every program, found once per batch and per kind of program."""
+    """Return the walk of every program, computed once per batch and per kind of program."""
     if "walk" not in batch._memo:
         g, staged = batch.geometry, bool(batch.staged)
         columns = [g.names.index(a) for a in slide(batch).source.index[-1].axes]
@@ -107,10 +114,7 @@ def _of(batch: TileBatch, tile: dict[str, int], block: dict[str, int], staged: b
 
 
 def strip_copies(access: Access, batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the copy instructions of one operand of a window program, and those of addresses; see :mod:`.copies`.
-
-    What is read in place is part of the walk.
-    """
+    """Return the copy instructions of one operand of a window program, and those of addresses."""
     if access.tensor.name not in batch.staged:
         return np.zeros(len(batch)), np.zeros(len(batch))
     extents = tile_extents(access, batch, ())
@@ -119,23 +123,21 @@ def strip_copies(access: Access, batch: TileBatch, spec: DeviceSpec) -> tuple[Fl
 
 
 def strip_hops(batch: TileBatch) -> Floats:
-    """Return how often a thread that reads in place waits for memory: for every row but those on their way."""
+    """Return how often a thread that reads in place waits for memory: for every row not yet in flight."""
     return np.asarray(1.0 + walk(batch).rows / ROWS_AHEAD)
 
 
 def strip_words(batch: TileBatch) -> Floats:
-    """Return the 4-byte words a thread that reads in place has on their way: its share of the block's rows."""
+    """Return the 4-byte words that a thread reading in place has in flight: its share of the block's rows."""
     access = next(a for a in batch.geometry.loads if a.tensor.name == slide(batch).source.tensor)
     words = batch.block_elements(access) * (access.tensor.itemsize_bytes / 4)
     return np.asarray(np.minimum(ROWS_AHEAD, walk(batch).rows) * words / (batch.threads_per_block * walk(batch).rows))
 
 
 def reloaded_share(access: Access, batch: TileBatch, capacity_bytes: float, resident: Floats) -> Floats:
-    """Return bytes that blocks load of an operand read in place, relative to each element of a block's tile once.
-
-    ``capacity_bytes`` of the first-level cache serve ``resident`` blocks; of tiles that do not fit it, threads load
-    what they share with others again.
-    """
+    """Return the bytes blocks load of an operand read in place, relative to loading each element once."""
+    # ``capacity_bytes`` of the first-level cache serve ``resident`` blocks; threads reload shared elements of tiles
+    # that do not fit.
     if batch.staged or access.tensor.name != slide(batch).source.tensor:
         return np.ones(len(batch))
     w = walk(batch)

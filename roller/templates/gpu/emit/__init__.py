@@ -1,1 +1,1 @@
-"""GPU templates: one per structure (tiled reduction, row reduction, streaming)."""
+"""Parts of GPU kernels that templates share, and their lowering to CUDA and HIP."""

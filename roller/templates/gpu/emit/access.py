@@ -8,7 +8,7 @@ from roller.expr import Call, Cast, Load, Scalar, Stage, loads
 
 
 def factors(body: Scalar) -> list[Scalar]:
-    """Return the factors of a product, conversions removed."""
+    """Return the factors of a product, without conversions."""
     if isinstance(body, Cast):
         return factors(body.arg)
     if isinstance(body, Call) and body.fn == "mul":
@@ -22,13 +22,9 @@ def depends(load: Load, axis: str) -> bool:
 
 
 def padding_is_neutral(stage: Stage, axis: str, padded: Mapping[Load, float], neutral: float) -> bool:
-    """Whether padding a reduction axis adds nothing without masking the body.
-
-    Notes
-    -----
-    A product is annihilated where *every* factor that moves with the axis is zero there: one zero alone
-    would turn an infinity in the other operand into a NaN.
-    """
+    """Whether padding of a reduction axis adds nothing even if the body is not masked."""
+    # A product vanishes only if *every* factor that moves with the axis is zero there: one zero alone would turn an
+    # infinity in the other operand into a NaN.
     parts = factors(stage.body)
     moving = [p for p in parts if any(depends(ld, axis) for ld in loads(p))]
     if not moving or not all(isinstance(p, Load) and p in padded for p in moving):

@@ -1,6 +1,6 @@
 """Floating point of 8 bits on GPUs: device functions on the bits, the same on every architecture.
 
-Instructions that convert exist from sm_89 on, but they saturate, and packages of headers differ in what they offer.
+Conversion instructions exist from sm_89 on, but they saturate, and their headers differ between toolkits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def texts() -> list[str]:
 
 
 def to_float(byte: Any, row: DType) -> Any:
-    """Return the float32 that a byte stands for."""
+    """Return the float32 that a byte represents."""
     return tirx.call_pure_extern("float32", f"roller_from_{row.name}", byte)
 
 

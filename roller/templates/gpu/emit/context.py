@@ -1,4 +1,4 @@
-"""The tensors of one lowering: global buffers, values computed in place, and their element types."""
+"""Tensors of one lowering: global buffers, values computed in place, and their element types."""
 
 from __future__ import annotations
 
@@ -19,33 +19,29 @@ Reader = Callable[..., Expr]
 
 
 def compute_dtype(dtype: str) -> str:
-    """Return the dtype arithmetic on elements of ``dtype`` is done in: half types compute in float32."""
+    """Return the dtype of arithmetic on elements of ``dtype``: half types compute in float32."""
     return "float32" if dtype in NARROW_FLOATS else dtype
 
 
 def promote(value: Expr) -> Expr:
-    """Convert a half-precision value to float32, anything else unchanged."""
+    """Convert a half-precision value to float32, leave any other value unchanged."""
     return value.astype("float32") if dtype_of(value) in NARROW_FLOATS else value
 
 
 @dataclass
 class Context:
-    """Buffers of one expression while its kernels are written.
-
-    Tensors with a buffer live in global memory; other element-wise results are computed where they
-    are used.
-    """
+    """Buffers of one expression while its kernels are written; other element-wise results are recomputed."""
 
     expr: TensorExpr
     #: Whether the target copies from global memory to the scratchpad without registers.
     async_copies: bool = False
     buffers: dict[str, Buffer] = field(default_factory=dict)
     workspaces: list[Tensor] = field(default_factory=list)
-    #: Memory that :attr:`prepare` fills of constant inputs, ahead of all calls.
+    #: Memory that :attr:`prepare` fills from constant inputs, before all calls.
     panels: list[Tensor] = field(default_factory=list)
-    #: The kernel that fills the panels; none where there are none.
+    #: The kernel that fills the panels, if there are any.
     prepare: Stmt | None = None
-    #: Axes along which no element is copied together with its neighbours: how long rows are, only a call knows.
+    #: Axes along which elements are copied one by one, because only a call knows the length of rows.
     scalar_axes: frozenset[str] = frozenset()
     #: Set by a template that places all barriers itself.
     own_barriers: bool = False
@@ -56,7 +52,7 @@ class Context:
             self.declare(t)
 
     def prefix(self, word: str) -> str:
-        """Return what the names of registers begin with that stand for loads in a body: no tensor's name does."""
+        """Return a prefix, from ``word``, that no tensor's name has: for registers that replace loads in a body."""
         while any(name.startswith(word) for name in self.tensors):
             word += "_"
         return word
@@ -87,7 +83,7 @@ class Context:
         return self.declare(tensor)
 
     def is_scalar(self, load: Load) -> bool:
-        """Whether rows that a load reads are of any length, so that vectors of them begin anywhere."""
+        """Whether the rows that a load reads may have any length, so that vectors of them may be misaligned."""
         return bool(load.index) and not self.scalar_axes.isdisjoint(load.index[-1].axes)
 
     def stage(self, tensor: str) -> Stage | None:
@@ -95,10 +91,7 @@ class Context:
         return next((s for s in self.expr.stages if s.name == tensor), None)
 
     def in_memory(self, tensor: str) -> bool:
-        """Whether a kernel may read the tensor from global memory.
-
-        Element-wise results are recomputed instead, even where they are outputs too.
-        """
+        """Whether a kernel may read the tensor from global memory; element-wise results are recomputed."""
         return tensor in self.buffers and is_in_memory(self.expr, tensor)
 
     def readers(self, local: Mapping[str, Reader] | None = None) -> dict[str, Reader]:
@@ -150,9 +143,6 @@ def as_output(value: Expr, s: Stage) -> Expr:
 def index_conditions(
     index: Index, value: Expr, extents: Mapping[str, int], low: int, high: int, beyond: tuple[int, int] = (0, 0)
 ) -> list[Expr]:
-    """Return those of ``low <= value``, ``value < high`` that are not certain over the box of ``extents``.
-
-    The box may be ``beyond`` larger, before and behind.
-    """
+    """Return the bounds of ``low <= value < high`` not implied by the box of ``extents``, grown by ``beyond``."""
     first, last = index.range(extents)
     return ([value >= low] if first - beyond[0] < low else []) + ([value < high] if last + beyond[1] >= high else [])

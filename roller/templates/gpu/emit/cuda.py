@@ -1,7 +1,6 @@
-"""Lower an rProgram to CUDA C: choose templates, run TVM's lowering passes, cut out a self-contained source.
+"""Lower an rProgram to self-contained CUDA C: context, kernels, TVM's lowering passes, launches.
 
-``lower`` reads top to bottom: context, kernels, lowering, launches. The result needs no TVM, no CUDA
-headers (but ``cuda_fp16.h`` for half precision) and no device.
+The source needs no TVM, no device and no CUDA headers (except ``cuda_fp16.h`` for half precision).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ static inline __device__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsi
   return make_ulonglong4(a | (wide)b << 32, c | (wide)d << 32, e | (wide)f << 32, g | (wide)h << 32);
 }
 """
-#: It keeps eight or sixteen bytes in an int2 or int4, and fills them by as many arguments.
+#: TVM keeps eight or sixteen bytes in an int2 or int4, and fills them by as many arguments.
 BYTES = """\
 static inline __device__ int roller_bytes(signed char a, signed char b, signed char c, signed char d) {
   return (int)((a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (d & 255u) << 24);
@@ -73,7 +72,7 @@ static inline __device__ int4 make_int4(signed char a, signed char b, signed cha
                    roller_bytes(i, j, k, l), roller_bytes(m, n, o, p));
 }
 """
-#: The same of unsigned ones, which it keeps in a uint2 or uint4.
+#: The same for unsigned bytes, which TVM keeps in a uint2 or uint4.
 UNSIGNED_BYTES = re.sub(r"\bint([24])?(?= make_| roller)", r"unsigned int\1", BYTES).replace("unsigned int2", "uint2")
 UNSIGNED_BYTES = UNSIGNED_BYTES.replace("unsigned int4", "uint4").replace("signed char", "unsigned char")
 UNSIGNED_BYTES = UNSIGNED_BYTES.replace("roller_bytes", "roller_unsigned_bytes").replace("make_int", "make_uint")
@@ -83,7 +82,7 @@ EIGHT_INTEGERS = r"\bmake_ulonglong4\((?:[^,;]+, ){7}"
 
 
 def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Generate the kernels of a program for the device it was constructed for; as :func:`lower`."""
+    """Generate the kernels of a program for the device it was constructed for."""
     copies = spec.execution.async_copy_bytes is not None
     return lower(program, expression, spec.target["arch"], spec.name, async_copies=copies)
 
@@ -91,7 +90,7 @@ def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Ke
 def lower(
     program: RProgram, expression: TensorExpr, arch: str, device: str, *, async_copies: bool | None = None
 ) -> KernelArtifact:
-    """Generate the kernels of a program."""
+    """Generate the kernels of a program for an architecture."""
     available = has_async_copies(arch)
     code = unlowered(program, arch, async_copies=available if async_copies is None else async_copies)
     return lowered(code, program, expression, arch, device)
@@ -99,7 +98,7 @@ def lower(
 
 @dataclass(frozen=True)
 class Unlowered:
-    """The kernels of a program as TensorIR, before TVM lowers them.
+    """Kernels of a program as TensorIR, before TVM lowers them.
 
     Parameters
     ----------
@@ -110,13 +109,13 @@ class Unlowered:
     arguments, names
         Arguments, and their names by those of their buffers.
     entry
-        What names of kernels begin with.
+        Prefix of the kernels' names.
     prepares
         Whether the first kernel fills panels of constants.
     own_barriers
-        Whether the templates placed all barriers, and TVM must not add any.
+        Whether the templates placed all barriers, so that TVM must not add any.
     numbers
-        Values of what is passed by value, the last of :attr:`params`: numbers that depend on the sizes of a call.
+        Values passed to the kernels, the last of :attr:`params`: numbers that depend on the sizes of a call.
     """
 
     params: tuple[Any, ...]
@@ -130,7 +129,7 @@ class Unlowered:
 
 
 def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> Unlowered:
-    """Write the kernels of a program for the device it was constructed for; as :func:`unlowered`."""
+    """Write the kernels of a program as TensorIR for the device it was constructed for."""
     copies = spec.execution.async_copy_bytes is not None
     return unlowered(program, spec.target["arch"], async_copies=copies, scalar=scalar)
 
@@ -141,15 +140,12 @@ def lowered_for(code: Unlowered, program: RProgram, expression: TensorExpr, spec
 
 
 def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool = False) -> Unlowered:
-    """Write the kernels of a program as TensorIR; as :func:`lower`.
-
-    ``scalar``: rows whose length differs from call to call are copied by single elements, whatever it is here.
-    """
+    """Write a program's kernels as TensorIR; ``scalar`` copies rows of varying length element by element."""
     GPU.expect(program.kind, "cuda")
     if program.fragment is not None and not program.fragment.emitted:
         raise BuildError(
             f"{program.fragment.name}: priced, not emitted: no template lowers it. Construct for `spec.emitted`, the "
-            "device with those matrix instructions alone that one does."
+            "device with only the matrix instructions that templates lower."
         )
     check_offsets(program)
     program = replace(program, expr=without_byte_arithmetic(program.expr))
@@ -175,7 +171,7 @@ def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool 
     ahead = [] if ctx.prepare is None else [ctx.prepare]
     several = [*ahead, *body]
     whole = several[0] if len(several) == 1 else tirx.SeqStmt(several)
-    if not available:  # nor bfloat16, which came with them
+    if not available:  # bfloat16 came with them
         whole = keep_nan(whole)
     params, whole = without_byte_floats(params, whole, byte_floats.to_float, byte_floats.to_byte)
     names = {ctx.buffers[a.name].name: a.name for a in arguments}
@@ -185,7 +181,7 @@ def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool 
 def lowered(
     code: Unlowered, program: RProgram, expression: TensorExpr, arch: str, device: str
 ) -> KernelArtifact:  # fmt: skip
-    """Lower the kernels of a program by TVM, and describe them; as :func:`lower`."""
+    """Lower the kernels of a program by TVM, and describe them as an artifact."""
     launches = _launches(code, arch, program.expr.propagate_nan)
     arch = (program.fragment.arch if program.fragment else "") or arch
     prepare, launches = (launches[0], launches[1:]) if code.prepares else (None, launches)
@@ -205,8 +201,8 @@ def _launches(code: Unlowered, arch: str, propagate_nan: bool) -> tuple[Launch, 
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     module = opaque(tvm.IRModule({entry: func}), propagate_nan=propagate_nan)
     try:
-        # CSE only adds variables nvcc finds by itself, and makes the source harder to read. Templates allocate exactly
-        # what they need; compaction would cut off what is only reached through the address of its first element.
+        # CSE only adds variables that nvcc finds by itself, and makes the source harder to read. Templates allocate
+        # exactly what they need; compaction would cut off elements reached only through the address of the first one.
         with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}, disabled_pass=left_out):
             pipeline, _, finish = default_pipeline(target)
             bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
@@ -248,7 +244,7 @@ def thread_extents(body: Any) -> dict[str, Any]:
 
 
 def _dynamic_shared(host: Any) -> dict[str, int]:
-    """Dynamic scratchpad per kernel (bytes): the last argument of a launch that uses it."""
+    """Return the dynamic scratchpad bytes per kernel: the last argument of a launch that uses it."""
     out: dict[str, int] = {}
 
     def visit(node: Any) -> None:
@@ -264,10 +260,7 @@ def _dynamic_shared(host: Any) -> dict[str, int]:
 
 
 def clean(source: str, arch: str) -> str:
-    """Replace TVM's prelude, which needs the CUDA C++ library headers, by plain typedefs.
-
-    What half precision and matrix units need (headers and helper functions) is kept.
-    """
+    """Replace TVM's prelude, which needs CUDA's headers, by typedefs and the functions that the source uses."""
     source = re.sub(r"#ifdef __CUDACC_RTC__.*?#include <cuda\.h>\n#endif\n", _PRELUDE, source, count=1, flags=re.S)
     source = re.sub(
         r"#if \(\(\(__CUDACC_VER_MAJOR__ == 11\).*?TVM_ENABLE_L2_PREFETCH 0\n#endif\n", "", source, flags=re.S
@@ -279,7 +272,7 @@ def clean(source: str, arch: str) -> str:
     added += BYTES if re.search(MANY_BYTES, source) else ""
     added += UNSIGNED_BYTES if re.search(MANY_UNSIGNED_BYTES, source) else ""
     added += device_functions.prelude(source, arch)
-    if "roller_group_" in source:  # swizzled lines are counted from addresses, not from the start of the array
+    if "roller_group_" in source:  # swizzles depend on absolute addresses
         source = re.sub(r"(extern __shared__ __align__\()\d+", rf"\g<1>{ALIGNMENT_BYTES}", source)
     at = source.index('extern "C" __global__')
     source = source[:at] + added + source[at:]

@@ -1,11 +1,9 @@
-"""Device functions of the emitted source that CUDA C has no expression for: asynchronous copies, matrix instructions.
+"""Device functions for operations that CUDA C has no expression for: asynchronous copies, matrix instructions.
 
-A template calls them with :func:`call`; :func:`prelude` gives the text of those a source uses. They are a few
-instructions of inline PTX each, so that no header is needed and what runs is what is written; the emulator knows
-each instruction (:mod:`roller.emulator.ptx`).
-
-Element addresses (:func:`address`) hide an access from TVM's analyses: a template that uses them places its own
-barriers (:func:`barrier`), and keeps what is alive at the same time in different buffers.
+A template calls them with :func:`call`; :func:`prelude` returns the text of those a source uses, a few instructions of
+inline PTX each, which the emulator knows (:mod:`roller.emulator.ptx`). Element addresses (:func:`address`) hide an
+access from TVM's analyses: a template that uses them places its own barriers (:func:`barrier`), and keeps data that is
+alive at the same time in different buffers.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from roller.templates.gpu.emit import byte_floats, extrema
 from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, dtype_name, load, seq
 from roller.templates.gpu.matrix import emit_functions as matrix_functions
 
-#: Name and text, in the order they must stand in a source: a function only calls those before it.
+#: Name and text, in source order: a function calls only earlier ones.
 FUNCTIONS: dict[str, str] = {}
 
 
 def define(name: str, text: str) -> None:
-    """Add a function; ``text`` is all of it but ``static __device__ __forceinline__``, a template's head included."""
+    """Register a function; ``text`` lacks only ``static __device__ __forceinline__``."""
     head = re.match(r"template <[^>]*> ", text)
     template = head[0] if head else ""
     FUNCTIONS[name] = f"{template}static __device__ __forceinline__ {text.removeprefix(template).strip()}\n"
@@ -32,9 +30,9 @@ def define(name: str, text: str) -> None:
 define("roller_shared_address", """unsigned roller_shared_address(const void* p) {
   return (unsigned)__cvta_generic_to_shared(p);
 }""")  # fmt: skip
-# Zeros are written where the source is not `inside`: it is not read then, and its address may be anything.
-# Copies of 16 bytes pass the first-level cache by, and have the second one load whole lines: rows of a tile are often
-# shorter, and a later step takes the rest.
+# If the source is not `inside`, zeros are written, and the source is not read: its address may be anything.
+# Copies of 16 bytes bypass the first-level cache and make the second one load whole lines: rows of a tile are often
+# shorter, and a later step uses the rest.
 _COPY = """void roller_copy_async_{bytes}(void* target, const void* source, bool inside) {{
   asm volatile("cp.async.{cache}.shared.global{ahead} [%0], [%1], {bytes}, %2;"
                :: "r"(roller_shared_address(target)), "l"(source), "r"(inside ? {bytes} : 0) : "memory");
@@ -80,7 +78,7 @@ for _text in (*byte_floats.texts(), *matrix_functions.texts()):
 
 
 def prelude(source: str, arch: str) -> str:
-    """Return the functions that a source for an architecture calls, and those they call."""
+    """Return the functions that a source for an architecture calls, and those that they call."""
     wanted = [n for n in FUNCTIONS if re.search(rf"\b{n}\b", source)]
     for name in reversed(FUNCTIONS):
         if name not in wanted and any(re.search(rf"\b{name}\b", FUNCTIONS[n]) for n in wanted):
@@ -101,12 +99,10 @@ def address(of: Buffer, *index: Expr) -> Expr:
 
 
 def start(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffer]:
-    """Return the statement that names an element's address, and a buffer that starts there.
-
-    What is the same in all accesses of a loop is then added once. In an index the compiler would mix it with the
-    constants of every access, and keep an address of each in a register. Like :func:`address` it hides accesses:
-    of dynamic scratchpad a kernel must then have one buffer.
-    """
+    """Return the statement that names an element's address, and a buffer that starts there."""
+    # The address, equal in all accesses of a loop, is then added once. In an index the compiler would mix it with the
+    # constants of every access and keep an address of each in a register. As with `address`, a kernel must have only
+    # one buffer of dynamic scratchpad then.
     element = dtype_name(of)
     kind = tvm.ir.PointerType(tvm.ir.PrimType(DTYPES[element].bits if element in BYTE_FLOATS else element), "global")
     var = tirx.Var(name, kind)
@@ -116,15 +112,12 @@ def start(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffer]:
 
 
 def copy_async(nbytes: int, target: Expr, source: Expr, inside: list[Expr]) -> Stmt:
-    """Return the copy of ``nbytes`` (16, 8 or 4, aligned) bytes from global memory to the scratchpad, sm_80 and later.
-
-    Zeros where not all conditions ``inside`` hold; ``source`` is not read then.
-    """
+    """Return an asynchronous copy of 16, 8 or 4 aligned bytes to the scratchpad, zeros outside (sm_80 on)."""
     return call(f"roller_copy_async_{nbytes}", target, source, _all(inside))
 
 
 def fetch(nbytes: int, registers: Expr, source: Expr, inside: list[Expr]) -> Stmt:
-    """Return the load of one vector of global memory into registers; zeros, without reading, where it is not inside."""
+    """Return the load of one vector of global memory into registers; zeros, without reading, outside."""
     return call(f"roller_fetch_{nbytes}", registers, source, _all(inside))
 
 

@@ -1,7 +1,7 @@
-"""Device functions of a maximum and a minimum in which NaN wins; CUDA's and HIP's own let the number win.
+"""Device functions of a maximum and a minimum in which NaN wins; CUDA's and HIP's own return the number.
 
-One instruction where the architecture has ``max.NaN`` and ``min.NaN`` of float32 (PTX ISA 7.0, "Floating Point
-Instructions: max"); else two of a first operand that is not NaN (compare, select) and three of any two.
+One instruction on architectures with ``max.NaN`` and ``min.NaN`` of float32 (PTX ISA 7.0, "Floating Point
+Instructions: max"); else two (compare, select) if the first operand is known not to be NaN, and three otherwise.
 """
 
 from __future__ import annotations

@@ -31,10 +31,14 @@ from roller.tile.vectors import chunk_elements
 
 @dataclass(frozen=True)
 class RegisterTile:
-    """One load's elements of a thread.
+    """A thread's elements of one load.
 
-    ``maps`` are the axes it moves with, the vector axis last; ``width`` elements along ``vector_axis`` are one access
-    (1: single elements, and no such axis).
+    Parameters
+    ----------
+    maps
+        Axes the load moves with, the vector axis last.
+    vector_axis, width
+        Axis and elements of one access; ``None`` and 1 for single elements.
     """
 
     load: Load
@@ -49,7 +53,7 @@ class RegisterTile:
         return register_index(self.maps, at)
 
     def move(self, at: Registers, held: Buffer, place: Expr, *, leave: bool) -> Stmt:
-        """Return the copy of one element or chunk to ``held`` (``leave``) or from there; ``place`` is where it lies."""
+        """Return the copy of one element or chunk to ``held`` at ``place`` (``leave``), or back from there."""
         chunk = 1 if self.vector_axis is None else self.maps[-1].vector
         index, width = self.index(at), min(self.width, chunk)
 
@@ -75,7 +79,7 @@ class RegisterTile:
 
         def piece(n: Expr) -> Stmt:
             first = n * self.width
-            # Every vector is found anew: a quotient steps, and a remainder starts again, between those of a chunk.
+            # Every vector's place is computed anew: quotients and remainders of an index may change within a chunk.
             where = neighbour(self.load.index, env, axis)
             where = aligned(where, source, self.width) if self.maps[-1].slack else where
             *rows, place = where(first)
@@ -86,7 +90,7 @@ class RegisterTile:
         return loop("piece", chunk // self.width, piece, unroll=True)
 
     def fill_one(self, ctx: Context, env: Mapping[str, Expr], at: Registers, n: Expr) -> Stmt:
-        """Return the load of element ``n`` of a chunk alone."""
+        """Return the load of only element ``n`` of a chunk."""
         axis = self.vector_axis
         assert axis is not None
         places = neighbour(self.load.index, env, axis)(n)
@@ -96,11 +100,11 @@ class RegisterTile:
 def fragments(
     ctx: Context, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str, shift: RowShift | None = None
 ) -> list[RegisterTile]:
-    """Return a fragment for every load, for the register tile of ``maps``: of positions where rows have a ``shift``."""
+    """Return registers for every load over the register tile of ``maps``, by positions if rows have a ``shift``."""
     found: list[RegisterTile] = []
     prefix = ctx.prefix(prefix)
     for n, ld in enumerate(wanted):
-        # Which column a position is depends on the row.
+        # The column of a position depends on the row.
         also = shift.start.axes if shift is not None and depends(ld, shift.axis) else ()
         mine = [m for m in maps if depends(ld, m.name) or m.name in also]
         vector = next((m for m in mine if m.vector > 1), None)
@@ -117,23 +121,21 @@ def fragments(
 
 
 def element_reader(b: Buffer, index: Expr) -> Reader:
-    """Return a reader of one register, whatever the indices it is called with."""
+    """Return a reader of one register that ignores its indices."""
     return lambda *_: promote(load(b, index))
 
 
 def neighbour(
     index: Sequence[Index], env: Mapping[str, Expr], axis: str, prefix: Sequence[Expr] = ()
 ) -> Callable[[Expr], list[Expr]]:
-    """Return the function that gives the place of the ``n``-th neighbour of ``env`` along an axis."""
+    """Return the function from ``n`` to the index of the ``n``-th neighbour of ``env`` along an axis."""
     return lambda n: [*prefix, *(emit_index(i, {**env, axis: env[axis] + n}) for i in index)]
 
 
 def aligned(where: Callable[[Expr], list[Expr]], target: Buffer, width: int) -> Callable[[Expr], list[Expr]]:
-    """Return places that are multiples of ``width`` (elements), said so that TVM can prove it.
-
-    Why they are depends on remainders of row starts, which its analysis of divisors does not follow; of what it cannot
-    prove it gathers the elements.
-    """
+    """Return places that are multiples of ``width`` (elements), in a form that TVM can prove."""
+    # The reason for the alignment is remainders of row starts, which TVM's analysis of divisors does not follow; where
+    # it cannot prove alignment, it gathers the elements.
     steps = pitches([int(n) for n in target.shape])
 
     def place(n: Expr) -> list[Expr]:
@@ -147,11 +149,8 @@ def vector_store(
     target: Buffer, where: Callable[[Expr], Sequence[Expr]], value: Callable[[Expr], Expr], count: int,
     width: int | None = None,
 ) -> Stmt:  # fmt: skip
-    """Return the store of ``count`` values in vectors of ``width`` along the target's last dimension.
-
-    ``where(n)`` is the index of value ``n``: neighbours beyond a vector need not be neighbours in memory.
-    """
-    wide = width or count
+    """Return the store of ``count`` values in vectors of ``width`` along the target's last dimension."""
+    wide = width or count  # values beyond a vector need not be neighbours in memory
     out = buffer("out", (wide,), dtype_name(target), "local")
 
     def piece(n: Expr) -> Stmt:
@@ -163,7 +162,7 @@ def vector_store(
 
 
 def access_width(index: Sequence[Index], tensor: Tensor, m: AxisMap | None, shift: RowShift | None = None) -> int:
-    """Return the widest vector (elements) along an axis that every chunk of an access is made of."""
+    """Return the widest vector (elements) along an axis into which every chunk of an access divides."""
     if m is None:
         return 1
     if m.slack and shift is not None:

@@ -1,9 +1,9 @@
-"""One code for the sizes of many calls: numbers that differ between them are passed by value.
+"""One kernel for the sizes of many calls: numbers that differ between sizes become arguments.
 
-A template writes kernels for numbers. Written for several shapes with the same tiles, two texts differ in nothing but
-numbers (:mod:`roller.templates.emit.written`). Those that differ become arguments of the kernels, ``int`` each, and the
-rest stays: their least general generalisation. What a call passes is read from the program's own code for its sizes, so
-that the kernel then is that code, number for number.
+A template writes kernels for given numbers. For several shapes with the same tiles the texts differ only in numbers
+(:mod:`roller.templates.emit.written`); those that differ become ``int`` arguments of the kernels: their least general
+generalisation. The arguments of a call are read from the program's own code for its sizes, so that the kernel then is
+that code, number for number.
 """
 
 from __future__ import annotations
@@ -22,29 +22,23 @@ from roller.te.compat import tirx
 from roller.templates.emit.written import Written, numbers_of, rewritten, written_of
 from roller.templates.gpu.emit.cuda import Unlowered, thread_extents
 
-#: Numbers that are passed are less than this.
+#: Upper limit of a passed number (exclusive).
 _LIMIT = 1 << 31
-#: Arguments of a kernel that are numbers, at most: 2 KiB of 4 bytes each. With 8 bytes for every array they are within
+#: Most numbers passed to a kernel: 2 KiB of 4 bytes each. With 8 bytes for every array they are within
 #: the 4096 bytes that parameters of a kernel may take (CUDA before 12.1, and GPUs before Volta; 32,764 bytes since:
 #: CUDA C++ Programming Guide, "Function Parameters").
 _MOST = 512
-#: What numbers that are passed may be multiples of for what TVM sees: elements of the widest vector, and more.
+#: Largest unit of a passed number that TVM needs to see: elements of the widest vector, and more.
 _UNIT = 64
-#: Divisions that round down, and those that are the same of numbers that are not negative, and one instruction less.
+#: Divisions that round down, and truncating ones: equal for non-negative numbers, and one instruction shorter.
 _ROUNDED = {"prim.FloorDiv": "prim.Div", "prim.FloorMod": "prim.Mod"}
-#: Of numbers that are not negative these are not, either.
+#: Operations on non-negative numbers whose result is non-negative.
 _KEEP_SIGN = ("prim.Add", "prim.Mul", "prim.FloorDiv", "prim.FloorMod", "prim.Min", "prim.Max", "prim.Div", "prim.Mod")
 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """The code of a program for some sizes.
-
-    Parameters
-    ----------
-    code
-        As the templates write it.
-    """
+    """Code of a program for some sizes, as the templates write it."""
 
     code: Unlowered
 
@@ -55,7 +49,7 @@ class OwnCode:
 
     @cached_property
     def digest(self) -> str:
-        """What is equal where codes differ in numbers only."""
+        """Hash that is equal for codes that differ only in numbers."""
         c = self.code
         kinds = [[a.name, a.role, len(a.shape), a.dtype] for a in c.arguments]
         rest = json.dumps([kinds, dict(c.names), c.entry, c.prepares, c.own_barriers])
@@ -63,12 +57,12 @@ class OwnCode:
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """Its numbers, in their order."""
+        """Numbers of the code, in order."""
         return tuple(number for _, number in self.text.numbers)
 
     @cached_property
     def grids(self) -> tuple[tuple[int, int, int], ...]:
-        """Blocks of every kernel, in their order."""
+        """Blocks of every kernel, in order."""
         body = self.code.body
         several = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
         extents = [thread_extents(kernel) for kernel in several]
@@ -78,18 +72,18 @@ class OwnCode:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Which numbers of a code are its own, and which are passed.
+    """Split of a code's numbers into constants and arguments.
 
     Parameters
     ----------
     constants
-        By position; ``None`` where it is passed.
+        Value by position; ``None`` for an argument.
     passed
-        By position which argument it is; ``-1`` where it is a constant.
+        Index of the argument by position; ``-1`` for a constant.
     units
-        What is passed counts so many: vectors begin at multiples of their elements, which TVM must see.
+        Divisor of every argument: vectors begin at multiples of their elements, which TVM must see.
     names
-        Of the arguments.
+        Names of the arguments.
     """
 
     constants: tuple[int | None, ...]
@@ -99,7 +93,7 @@ class Numbers:
 
     @classmethod
     def of(cls, several: Sequence[OwnCode]) -> Numbers:
-        """Return those of codes that are equal but for numbers: what differs is passed, alike ones once."""
+        """Return the split for codes of equal text: numbers that differ are passed, equal columns once."""
         text = several[0].text
         columns, blocks = numbers_of([c.text for c in several]), _blocks(text.nodes)
         found: dict[tuple[bool, tuple[int, ...]], int] = {}
@@ -117,7 +111,7 @@ class Numbers:
         )  # fmt: skip
 
     def read(self, numbers: Sequence[int]) -> dict[str, int] | None:
-        """Return what is passed for a code with these numbers; ``None`` where another kernel computes it."""
+        """Return the arguments for a code with these numbers; ``None`` if another kernel computes it."""
         values: dict[int, int] = {}
         for number, constant, at in zip(numbers, self.constants, self.passed, strict=True):
             if at < 0:
@@ -129,14 +123,14 @@ class Numbers:
 
 
 def _blocks(nodes: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Return numbers that are counts of blocks, which a launch has."""
+    """Return the positions of block counts, which a launch has."""
     data: list[Any] = [n["data"] for n in nodes if n["type"] == "tirx.IterVar"]
     doms: list[Any] = [nodes[d["dom"]]["data"] for d in data]
     return {d["extent"] for d in doms}
 
 
 def generalised(several: Sequence[OwnCode]) -> tuple[Unlowered, Numbers]:
-    """Return the code of all sizes, and what is passed to it."""
+    """Return the code of all sizes, and the numbers passed to it."""
     first = several[0]
     if any(c.digest != first.digest for c in several):
         raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")
@@ -163,10 +157,8 @@ def generalised(several: Sequence[OwnCode]) -> tuple[Unlowered, Numbers]:
 
 
 def _counted(text: Written, passed: Sequence[int]) -> tuple[dict[str, Any], ...]:
-    """Return the nodes of a text, divisions by what is passed as those of numbers that are not negative, where so.
-
-    TVM knows the sign of a constant, not that of an argument, and would write both cases.
-    """
+    """Return a text's nodes with truncating divisions where a non-negative number is divided by an argument."""
+    # TVM knows the sign of a constant, but not that of an argument, for which it would write both cases.
     numbers = {at: (n, p) for (at, n), p in zip(text.numbers, passed, strict=True)}
     counters = _counters(text.nodes, numbers)
     positive: dict[int, bool] = {}

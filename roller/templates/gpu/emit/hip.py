@@ -1,7 +1,6 @@
 """Lower an rProgram to HIP C++: the CUDA templates, their text adapted by a table of rewrites.
 
-HIP keeps CUDA's language and spells a few things differently. TVM prints the kernels; what precedes the
-first kernel (CUDA headers and helpers) is replaced by a prelude of the HIP headers the text needs.
+TVM prints the kernels; everything before the first kernel is replaced by a prelude of the HIP headers the text needs.
 
 Notes
 -----
@@ -9,7 +8,7 @@ Notes
 barrier between groups. This stays right on a wavefront of 64, because
 
 - the lane number of HIP is the thread's linear index modulo 64, so that lane ``l`` of a wavefront is lane
-  ``l % 32`` of the warp that was meant, and a warp never straddles two wavefronts;
+  ``l % 32`` of the intended warp, and a warp never straddles two wavefronts;
 - ``__shfl_xor(v, d, 32)`` reads lane ``l ^ d`` with ``d < 32``: a lane of the reader's own half;
 - the two halves of a wavefront may take different branches: a shuffle reads lanes of its own half only,
   which execute it together, as the lanes of a warp do.
@@ -52,7 +51,7 @@ _REWRITES: tuple[tuple[str, str], ...] = (
     (r"\bCUDART_NAN\b", '__builtin_nan("")'),
 )
 
-#: What exists on NVIDIA devices only; found in adapted text it means that a template went beyond its architecture.
+#: Names that exist only on NVIDIA devices; one in adapted text means that a template exceeded its architecture.
 _FOREIGN = re.compile(r"\b(?:asm|nvcuda|wmma|__activemask|__\w+_sync|__syncwarp|__dp4a|CUDART_\w+|__nv_\w+|nv_\w+)\b")
 
 _TYPES = """\
@@ -81,7 +80,7 @@ static inline __device__ unsigned int __pack_half2(half x, half y) {
 _FUNCTIONS = ("roller_start", "roller_quiet", "roller_bfloat16",
               *(f"roller_{way}_{n}" for n in BYTE_FLOATS for way in ("from", "to")))  # fmt: skip
 
-#: ``(pattern, text)``: parts of the prelude, each there only where the kernels name what it provides.
+#: ``(pattern, text)``: parts of the prelude, each included only if the kernels match its pattern.
 _PRELUDE: tuple[tuple[str, str], ...] = (
     (r"\bu?int\b|\bvoid\b", _TYPES),
     (r"\bhalf\w*\b", _HALF),
@@ -96,12 +95,12 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
 
 
 def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Generate the kernels of a program for the device it was constructed for; as :func:`lower`."""
+    """Generate the kernels of a program for the device it was constructed for."""
     return lower(program, expression, spec.target["arch"], spec.name)
 
 
 def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> KernelArtifact:
-    """Generate the kernels of a program."""
+    """Generate the kernels of a program for an architecture."""
     try:
         artifact = cuda.lower(program, expression, _TEMPLATE_ARCH, device)
     except BuildError as err:

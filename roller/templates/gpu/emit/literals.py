@@ -1,9 +1,8 @@
-"""Literals that survive being printed.
+"""Floating-point literals that survive printing.
 
 TVM prints a float64 of a CUDA kernel with 15 decimals and no exponent: 1/77 loses three digits, 1e-20 becomes zero.
-What such text would not give back is replaced by a call on its bits, last of all, so that simplification still sees
-numbers, and those calls by hexadecimal literals in the source, as TVM prints float32 and below. Infinities and NaN of
-bfloat16 it prints as ``inff`` and ``nanf``, which no compiler knows; they are converted from float32.
+Such literals become calls on their bits after all other passes, and then hexadecimal literals in the source. Infinities
+and NaN of bfloat16, which TVM prints as ``inff`` and ``nanf``, are converted from float32.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def exact_literals(module: Any) -> Any:
 
 
 def hexadecimal(source: str) -> str:
-    """Return a source with doubles given by their bits written as literals, their shortest decimals beside them.
+    """Return a source with doubles given by their bits as hexadecimal literals, with decimals in comments.
 
     Examples
     --------

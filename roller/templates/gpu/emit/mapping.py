@@ -1,4 +1,4 @@
-"""Which element of an axis belongs to which block, thread and register."""
+"""Mapping of an axis's elements to blocks, threads and registers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from roller.tile import RProgram
 class AxisMap:
     """Layout of one axis over blocks, threads and registers (elements).
 
-    A block tile holds ``threads * registers`` elements. A thread's registers come in chunks of ``vector``
-    contiguous elements; chunks are ``vector`` apart (contiguous) or ``threads * vector`` apart (interleaved).
-    Of ``extent`` positions ``slack`` at most are no elements (:mod:`roller.templates.gpu.rows.emit_shifted`).
-    ``differs``: the extent is that of one call, and the code that of all.
+    Parameters
+    ----------
+    vector
+        Contiguous elements of a chunk of a thread's registers. Chunks are ``vector`` apart, or ``threads * vector``
+        apart if ``interleaved``.
+    slack
+        Positions, at most, that are no elements (:mod:`roller.templates.gpu.rows.emit_shifted`).
+    differs
+        Whether the extent is that of one call, and the code is for all.
     """
 
     name: str
@@ -34,7 +39,7 @@ class AxisMap:
 
     @property
     def certain(self) -> int:
-        """Positions that are elements, but for those the first chunk may lack: all, where there is no slack."""
+        """Positions that are elements, apart from those the first chunk may lack."""
         return self.extent - self.slack
 
     @property
@@ -75,10 +80,12 @@ def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) 
 
 
 def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
-    """Return a block's place among the block tiles of every axis, from its number in the launch."""
+    """Return a block's position among the block tiles of every axis, from its number in the launch."""
     wide = [n for n, e in enumerate(steps) if not is_one(e)][-2:]
     if raster == 1 or len(wide) < 2:
         return unravel(flat, steps)
+    # ``raster`` tiles of the slower axis come before the faster one advances: blocks that run together share more
+    # loads.
     slow, fast = wide
     differs = isinstance(steps[slow], Many)
     depth = raster if differs else min(raster, steps[slow])
@@ -90,7 +97,7 @@ def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
     within = flat if all(map(is_one, rest)) else tirx.floormod(flat, both)
     group = num(0) if is_one(groups) else tirx.floordiv(within, depth * steps[fast])
     tile = within if is_one(groups) else tirx.floormod(within, depth * steps[fast])
-    # Only the last group is shorter where the depth does not divide.
+    # If the depth does not divide the steps, the last group is shorter.
     here = tirx.min(num(depth), num(steps[slow]) - group * depth) if differs or steps[slow] % depth else num(depth)
     out[slow] = group * depth + tirx.floormod(tile, here)
     out[fast] = tirx.floordiv(tile, here)
@@ -98,16 +105,13 @@ def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
 
 
 def whole_vectors(m: AxisMap) -> AxisMap:
-    """Return the map with vectors that divide its axis: a chunk then lies inside it or beyond, never across its end."""
+    """Return the map with vectors that divide its axis, so that no chunk straddles the axis's end."""
     return replace(m, vector=math.gcd(m.vector, m.extent))
 
 
 @dataclass(frozen=True)
 class Registers:
-    """One point of the register tile: chunk and offset in it, per axis.
-
-    ``edges``: axes with slack along which the chunk may hold positions that are no elements.
-    """
+    """One point of the register tile: chunk and offset in it per axis; ``edges`` are axes with partial chunks."""
 
     chunk: dict[str, Expr]
     offset: dict[str, Expr]
@@ -115,11 +119,7 @@ class Registers:
 
 
 def register_points(maps: Sequence[AxisMap], body: Callable[[Registers], Stmt], *, vector: str | None = None) -> Stmt:
-    """Return unrolled loops over the register tile.
-
-    ``vector`` names an axis whose chunks are *not* looped into: the body handles all their elements at once
-    (``"*"``: of every axis).
-    """
+    """Return unrolled loops over the register tile, not into chunks of axis ``vector`` (``"*"``: any axis)."""
 
     def chunk(env: dict[str, Expr]) -> Stmt:
         inner = [(m.name, m.vector) for m in maps if m.vector > 1 and vector not in (m.name, "*")]

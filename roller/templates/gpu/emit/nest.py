@@ -1,8 +1,7 @@
-"""Loop nests in TensorIR: the handful of statements the GPU templates are made of.
+"""Loop nests in TensorIR: the statements that GPU templates are made of.
 
-The templates write the final nest themselves (an rProgram already fixes every split, binding and
-buffer), so no schedule has to rediscover regions and prove predicates away; TVM still simplifies,
-vectorises, inserts barriers and prints CUDA.
+Templates write the final nest themselves (an rProgram already fixes every split, binding and buffer); TVM still
+simplifies, vectorises, inserts barriers and prints CUDA.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ Stmt: TypeAlias = Any
 Expr: TypeAlias = Any
 Buffer: TypeAlias = Any
 
-#: Body instances one unrolled nest may expand to; with more (512, 1024), nvcc prefetches until it spills.
+#: Most body instances of one unrolled nest; with more (512, 1024), nvcc prefetches until it spills.
 UNROLL_BUDGET = 256
 #: Threads that shuffle with each other. Also on devices whose TEUs are wider: see :mod:`roller.templates.gpu.emit.hip`.
 WARP = 32
 
 
 class Many(int):
-    """A count that differs from call to call: code is written as for many, also where it is one."""
+    """A count that differs from call to call; code treats it as more than one even if it is one here."""
 
     @classmethod
     def of(cls, value: int, differs: bool) -> int:
-        """Return a count, marked where it differs."""
+        """Return a count, marked if it differs."""
         return cls(value) if differs else value
 
 
 def is_one(count: int) -> bool:
-    """Whether a count is one, in all calls."""
+    """Whether a count is one in all calls."""
     return count == 1 and not isinstance(count, Many)
 
 
@@ -48,13 +47,9 @@ def num(value: int) -> Expr:
 
 
 def loop(name: str, extent: Any, body: Callable[[Expr], Stmt], *, unroll: bool = False, vector: bool = False) -> Stmt:
-    """Return ``for name in range(extent): body(name)``; an extent of 1 makes no loop.
-
-    ``unroll`` leaves a ``#pragma unroll`` in the source, ``vector`` turns the body into vector accesses; any other
-    loop stays rolled: nvcc would unroll it and keep what it loads ahead in registers nobody counted. What C
-    does not allow in a name (``*`` of a fused axis) becomes ``_``. Truth values move one by one: TVM prints vectors of
-    them as vectors of two bytes each, which are not what lies in memory.
-    """
+    """Return ``for name in range(extent): body(name)``; an extent of 1 makes no loop."""
+    # ``unroll`` leaves a ``#pragma unroll`` in the source, ``vector`` turns the body into vector accesses; any other
+    # loop stays rolled, as nvcc would unroll it and keep loads ahead in registers that were not counted.
     if isinstance(extent, int):
         if is_one(extent):
             return body(num(0))
@@ -65,7 +60,7 @@ def loop(name: str, extent: Any, body: Callable[[Expr], Stmt], *, unroll: bool =
     annotations = None if unroll or vector else {"disable_unroll": True}
     each = body(var)
     if vector and isinstance(each, tirx.BufferStore) and dtype_name(each.buffer) == "bool":
-        kind = kinds.UNROLLED
+        kind = kinds.UNROLLED  # TVM prints vectors of bool as vectors of two bytes each, unlike memory
     return tirx.For(var, num(0), extent, kind, each, annotations=annotations)
 
 
@@ -82,12 +77,12 @@ def loops(names: Sequence[tuple[str, int]], body: Callable[[dict[str, Expr]], St
 
 
 def seq(statements: Sequence[Stmt]) -> Stmt:
-    """Return the statements one after the other."""
+    """Return a sequence of statements."""
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
 
 
 def when(conditions: list[Expr], then: Stmt, otherwise: Stmt | None = None) -> Stmt:
-    """Return ``if (all conditions) then else otherwise``; no condition means always."""
+    """Return ``if (all conditions) then else otherwise``; without conditions, ``then``."""
     if not conditions:
         return then
     return tirx.IfThenElse(conditions[0] if len(conditions) == 1 else tirx.all(*conditions), then, otherwise)
@@ -159,7 +154,7 @@ def kernel(axes: Sequence[Any], body: Stmt) -> Stmt:
 
 
 def shuffle_xor(value: Expr, distance: int) -> Expr:
-    """Return ``value`` of the lane whose number in the warp differs in the bit ``distance``; all lanes take part."""
+    """Return ``value`` of the lane whose number differs in the bit ``distance``; all lanes must take part."""
     mask = tirx.const(0xFFFFFFFF, "uint32")
     return tirx.call_intrin(
         dtype_of(value), "tirx.tvm_warp_shuffle_xor", mask, value, num(distance), num(WARP), num(WARP)
@@ -167,5 +162,5 @@ def shuffle_xor(value: Expr, distance: int) -> Expr:
 
 
 def barrier() -> Stmt:
-    """Return the barrier of a block; TVM inserts those it sees a need for, and takes equal indices for one thread's."""
+    """Return the barrier of a block."""
     return tirx.Evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))

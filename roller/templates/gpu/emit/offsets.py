@@ -1,4 +1,4 @@
-"""What 32-bit offsets reach: the index arithmetic of the kernels is 32 bits wide, and must not wrap."""
+"""Limits of 32-bit offsets: the kernels' index arithmetic is 32 bits wide and must not wrap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Stage, Tensor
 from roller.tile import RProgram
 
-#: Threads along an axis where the program has no tile for it; see :mod:`roller.templates.gpu.emit.plan`.
+#: Threads along an axis without a tile in the program; see :mod:`roller.templates.gpu.emit.plan`.
 _DEFAULT_TILE = 256
 
 
@@ -20,17 +20,15 @@ def check_tensors(kind: str, tensors: Iterable[Tensor]) -> None:
 
 
 def check_offsets(program: RProgram) -> None:
-    """Refuse a program whose tensors, axes or indices reach beyond 32 bits.
-
-    Threads beyond the end of an axis compare their position with its extent, so that extents count as padded to whole
-    block tiles: a position that wraps is negative, and within the extent. So do the indices of the anchor's loads.
-    """
+    """Refuse a program whose tensors, axes or indices reach beyond 32 bits."""
+    # Threads beyond the end of an axis compare their position with its extent, and index the anchor's loads there:
+    # extents count as padded to whole block tiles. A position that wraps would be negative, and so within the extent.
     check_tensors("tensor", program.expr.tensors.values())
     anchor = program.expr.anchor
     for stage in program.expr.stages:
         own, walked = _padded(stage, program), {a.name for a in stage.reduction_axes}
         for name, extent in own.items():
-            # The end of the last block is a number in TVM's simplification; loops over a reduction have none.
+            # TVM's simplification computes the end of the last block; loops over a reduction have no such number.
             if extent > OFFSET_ELEMENTS - (name not in walked):
                 _refuse(f"axis '{name}' of '{stage.name}', padded to whole tiles", "fewer than 2**31 elements", extent)
         for load in anchor.loads if stage is anchor else ():

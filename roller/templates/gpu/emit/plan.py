@@ -1,7 +1,7 @@
 """Choose the template of every stage, in the order the kernels run.
 
-One kernel is the rule: a tiled reduction with its epilogue, all stages of a row expression, one
-element-wise output. What fits none of these runs stage by stage, reduction results in workspaces.
+One kernel is the rule: a tiled reduction with its epilogue, all stages of a row expression, one element-wise output.
+Other expressions run stage by stage, with reduction results in workspaces.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
 
 
 def _stage_by_stage(ctx: Context, program: RProgram, template: Template) -> list[Stmt]:
-    """One or two kernels per stage; the anchor runs by the program, the rest by default mappings."""
+    """Return one or two kernels per stage; only the anchor runs by the program, others by default mappings."""
     expr, out = ctx.expr, list[Stmt]()
-    # A pipeline places its own barriers; another reduction counts on TVM's.
+    # A pipeline places its own barriers; another reduction relies on TVM's.
     single = sum(s.combiner is not None for s in expr.stages) == 1
     mine = program if single else replace(program, stages=1)
     for s in expr.stages:

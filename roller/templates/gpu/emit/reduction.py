@@ -1,4 +1,4 @@
-"""Kernels of a reduction: one, or two where it is split over blocks."""
+"""Kernels of a reduction: one, or two if it is split over blocks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SteppedKernel(Protocol):
 def stepped_kernels(
     ctx: Context, program: RProgram, stages: Sequence[Stage], template: type[SteppedKernel]
 ) -> list[Stmt] | None:
-    """Return the kernels of a reduction alone, or of a whole expression; ``None`` where these are not enough for it."""
+    """Return the kernels of a single reduction or a whole expression; ``None`` if it needs further kernels."""
     if len(stages) == 1:
         return tiled_kernels(ctx, stages[0], None, program, template)
     if not is_alone(ctx.expr):
@@ -62,11 +62,9 @@ def stepped_kernels(
 def tiled_kernels(
     ctx: Context, stage: Stage, epilogue: Stage | None, program: RProgram, template: type[SteppedKernel]
 ) -> list[Stmt]:
-    """Return the kernels of a tiled reduction stage and its optional element-wise epilogue.
-
-    One kernel, or two where the reduction is split over blocks: partial results go to a workspace
-    ``(split_k, *spatial extents)`` that the second kernel sums in a fixed order.
-    """
+    """Return the kernels of a tiled reduction stage and its optional element-wise epilogue."""
+    # A split reduction writes partial results to a workspace ``(split_k, *spatial extents)``, and a second kernel sums
+    # them.
     result = epilogue or stage
     if program.split_k == 1:
         return [template(ctx, stage, program).kernel(result, ctx.buffers[result.name])]
@@ -83,11 +81,8 @@ def tiled_kernels(
 def _combine_parts(
     ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis], open_axes: Collection[str]
 ) -> Stmt:
-    """Second kernel of a split reduction: adds the parts of every element in a fixed order, then the epilogue.
-
-    One thread per element, or several that each add some of many parts and then meet in a tree.
-    """
-    if partial.shape[0] > UNROLLED_PARTS:
+    """Return the second kernel of a split reduction: it adds the parts in a fixed order, then the epilogue."""
+    if partial.shape[0] > UNROLLED_PARTS:  # several threads per element, combined in a tree
         shared = shared_sum(ctx, stage, partial, order)
         return shared.write([shared.anchor, *([] if result is stage else [result])])
     threads = _THREADS

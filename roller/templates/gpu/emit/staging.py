@@ -1,9 +1,8 @@
 """Copies of input tiles in the scratchpad: their shape, how threads fill them and where elements lie.
 
-:mod:`roller.tile.layout` says where elements lie: a *box* of the tensor, or (implicit GEMM, strided
-loads without windows) a tile indexed by *axes*, which is the im2col tile, gathered on the fly. Elements
-outside the tensor, or beyond a padded axis, are filled with a fixed value, so that the compute loop
-needs no predicate.
+A tile is a *box* of the tensor or (implicit GEMM, strided loads without windows) indexed by *axes*: the im2col tile,
+gathered on the fly (:mod:`roller.tile.layout`). Elements outside the tensor or beyond a padded axis hold a fixed value,
+so that the compute loop needs no predicate.
 """
 
 from __future__ import annotations
@@ -40,17 +39,14 @@ from roller.tile.layout import TileLayout, copy_rounds, tile_layout
 from roller.tile.scratchpad import STATIC_SHARED_BYTES, whole_vectors
 from roller.tile.vectors import copy_width
 
-#: Elements one thread has on their way to the scratchpad at most: an unrolled copy holds them, and their
-#: addresses, in registers beside the accumulators.
+#: Most elements of one thread in flight to the scratchpad: an unrolled copy holds them, and their
+#: addresses, in registers besides the accumulators.
 _IN_FLIGHT = 16
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Extents of a stage's axes: real, padded to whole tiles, and of one tile (elements).
-
-    Those of ``open_axes`` differ from call to call.
-    """
+    """Extents of a stage's axes: real, and of one tile (elements); those of ``open_axes`` differ between calls."""
 
     real: Mapping[str, int]
     tile: Mapping[str, int]
@@ -58,12 +54,12 @@ class Domain:
 
     @classmethod
     def of(cls, stage: Stage, program: RProgram) -> Domain:
-        """Return that of the stage a program is for."""
+        """Return the domain of the stage a program is for."""
         return cls(stage.extents, program.block_tile, program.open_axes)
 
     @property
     def padded(self) -> dict[str, int]:
-        """Extents rounded up to whole tiles, of axes whose extents differ to one more."""
+        """Extents rounded up to whole tiles, plus one tile for axes whose extents differ between calls."""
         return {a: (-(-n // self.tile[a]) + (a in self.open_axes)) * self.tile[a] for a, n in self.real.items()}
 
     def steps(self, axis: str) -> int:
@@ -83,8 +79,14 @@ class Domain:
 class StagedTile:
     """One load's tile in the scratchpad.
 
-    ``padding`` elements are appended to each row of ``layout``; ``fill`` is the value outside the tensor. ``target``
-    holds one or more copies of the tile (*slots*), each of ``slot_elements``, from element ``first`` on.
+    Parameters
+    ----------
+    padding
+        Elements appended to each row of ``layout``.
+    fill
+        Value outside the tensor.
+    target
+        Buffer of one or more copies of the tile (*slots*), each of ``slot_elements``, from element ``first`` on.
     """
 
     load: Load
@@ -114,7 +116,7 @@ class StagedTile:
         return total
 
     def slot(self, number: Expr) -> Expr:
-        """Return where in ``target`` a slot starts."""
+        """Return the start of a slot in ``target``."""
         return number * self.slot_elements + self.first
 
     @property
@@ -134,7 +136,7 @@ class StagedTile:
 
 
 def fill_value(ld: Load, stage: Stage) -> float:
-    """Return what lies outside: the guard's own value, else what is neutral for the stage's body."""
+    """Return the value outside the tensor: the guard's own, else the neutral one for the stage's body."""
     if ld.guard:
         return ld.outside
     body = stage.body
@@ -146,7 +148,7 @@ def fill_value(ld: Load, stage: Stage) -> float:
 def stage_tile(
     ctx: Context, stage: Stage, ld: Load, domain: Domain, padding: int, name: str, slots: int = 1
 ) -> StagedTile:
-    """Lay out the tile of one load, ``slots`` of it; ``padding`` elements are appended to each row."""
+    """Lay out ``slots`` copies of the tile of one load; ``padding`` elements are appended to each row."""
     tensor = ctx.expr.tensors[ld.tensor]
     layout = tile_layout(stage, ld, tensor, domain.tile)
     elements = math.prod(layout.extents[:-1]) * (layout.extents[-1] + padding)
@@ -158,13 +160,11 @@ def stage_tile(
 
 
 def placed(tiles: Mapping[Load, StagedTile]) -> dict[Load, StagedTile]:
-    """Return the tiles in static scratchpad, or all in dynamic scratchpad where it does not hold them.
-
-    There, one lies behind the other in one buffer where their elements are alike: TVM gives buffers of their own the
-    same place where it sees no access to both, and a named address hides some.
-    """
+    """Return the tiles in static scratchpad, or all in dynamic scratchpad if they do not fit there."""
     if sum(int(t.target.shape[0]) * DTYPE_BYTES[dtype_name(t.target)] for t in tiles.values()) <= STATIC_SHARED_BYTES:
         return dict(tiles)
+    # Tiles of one dtype share a buffer: TVM gives separate buffers the same memory if it sees no access to both, and
+    # named addresses hide accesses.
     kinds = {dtype_name(t.target) for t in tiles.values()}
     if len(kinds) > 1:
         return {
@@ -179,10 +179,7 @@ def placed(tiles: Mapping[Load, StagedTile]) -> dict[Load, StagedTile]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one thread copies in one round: ``width`` elements from ``index`` of the tensor to ``offset`` of a slot.
-
-    ``number`` counts the rounds of a thread; ``conditions`` tell what lies inside the tensor.
-    """
+    """Copy of ``width`` elements by one thread in round ``number``: tensor ``index`` to ``offset`` of a slot."""
 
     number: Expr
     conditions: list[Expr]
@@ -195,8 +192,12 @@ class Chunk:
 class Rounds:
     """How the threads of a block share a staged tile: vectors of ``width`` elements, in rounds.
 
-    ``count`` rounds step over the leading dimensions of the tile, ``together`` rows at once; what only depends on the
-    thread is the same in all of them.
+    Parameters
+    ----------
+    counts, lead
+        Vectors per dimension of the tile, and leading dimensions that the rounds step over.
+    count
+        Number of rounds; values that depend only on the thread are equal in all of them.
     """
 
     tile: StagedTile
@@ -232,10 +233,7 @@ class Rounds:
     def statement(
         self, domain: Domain, base: Mapping[str, Expr], thread: Expr, each: Callable[[Chunk], Stmt], *, whole: bool
     ) -> Stmt:
-        """Return ``each`` of a thread's chunks, unrolled all together (``whole``) or in groups that fit registers.
-
-        ``base`` maps every axis to the start of the current tile.
-        """
+        """Return ``each`` of a thread's chunks, unrolled at once (``whole``) or in groups that fit registers."""
         groups = 1 if whole else -(-self.count // max(1, _IN_FLIGHT // self.width))
         unrolled = -(-self.count // groups)
         used = self.together * self.columns
@@ -260,10 +258,7 @@ class Rounds:
 def copy_tile(
     ctx: Context, t: StagedTile, domain: Domain, base: Mapping[str, Expr], thread: Expr, threads: int
 ) -> Stmt:
-    """Return the cooperative copy of one tile by all threads of the block.
-
-    ``base`` maps every axis to the start of the current tile.
-    """
+    """Return the cooperative copy of one tile by all threads; ``base`` maps axes to the start of the tile."""
     rounds = Rounds.of(ctx, t, domain, threads)
     return rounds.statement(domain, base, thread, lambda c: transfer(ctx, t, c, num(t.first)), whole=False)
 
@@ -271,7 +266,7 @@ def copy_tile(
 def _source(
     t: StagedTile, domain: Domain, base: Mapping[str, Expr], coords: Sequence[Expr]
 ) -> tuple[list[Expr], list[Expr]]:
-    """Conditions under which a tile element exists in the tensor, and its index there."""
+    """Return the conditions under which a tile element exists in the tensor, and its index there."""
     conditions: list[Expr] = []
     if t.by_axes:
         env = {**base, **{a: base[a] + c for a, c in zip(t.layout.axes, coords, strict=True)}}
@@ -283,7 +278,7 @@ def _source(
         value = emit_index(Index(i.terms, i.const - local.const), base) + c
         guards = [b for b in t.load.guard if b.index == i]
         low, high = max([0, *(b.low for b in guards)]), min([t.tensor.shape[d], *(b.high for b in guards)])
-        # Rows may start before, and end behind, what is needed: where vectors do.
+        # Rows may start before and end after the needed elements, at boundaries of vectors.
         first, last = local.range(domain.tile)
         conditions += index_conditions(i, value, domain.padded, low, high, (first, t.layout.extents[d] - 1 - last))
         index.append(value)
@@ -303,15 +298,12 @@ def element(ctx: Context, t: StagedTile, chunk: Chunk) -> Expr:
 def transfer(
     ctx: Context, t: StagedTile, chunk: Chunk, slot: Expr, target: Buffer | None = None, at: Expr | None = None
 ) -> Stmt:
-    """Copy one chunk from the tensor, or the fill value, to a slot that starts at ``slot`` elements.
-
-    ``target`` and ``at`` name another place: registers that hold the chunk for a while.
-    """
+    """Copy one chunk, or the fill value, to the slot at element ``slot``, or to ``target`` at ``at``."""
     to, offset = (t.target, slot + chunk.offset) if target is None else (target, at)
     if chunk.width == 1:
         return store(to, element(ctx, t, chunk), offset)
     source, index = ctx.buffers[t.load.tensor], chunk.index
-    # The last dimension moves with the vector whichever way the tile is indexed: a chunk is one run.
+    # However the tile is indexed, the last dimension moves with the vector: a chunk is one run.
     copy = _vector(chunk, lambda v: store(to, load(source, *index[:-1], index[-1] + v), offset + v))
     if not chunk.conditions:
         return copy

@@ -1,7 +1,7 @@
-"""The pool of programs for a matrix unit: aligned with its fragments, grown by data reuse, pipelined by price.
+"""Candidate programs for a matrix unit: aligned with its fragments, grown by data reuse, pipelined by price.
 
-It applies wherever the anchor sums products of two tensors of a dtype that a fragment of the device takes, with the
-fragment's accumulator: matrix products of all layouts, batched or not, and convolutions as implicit GEMM.
+The anchor must sum products of two tensors in a fragment's operand dtype, with the fragment's accumulator: matrix
+products of all layouts, batched or not, and convolutions as implicit GEMM.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from roller.tile.warp_groups import CHUNK_BYTES
 
 #: Fragments along m and n of one group's tile.
 _ACROSS = (1, 2, 3, 4, 6, 8)
-#: Fragments that tiles of a group may take against those an axis has.
+#: Fragments that tiles of a group may take, relative to those of the axis.
 _OVERHANG = 1.1
-#: Groups of threads per block at most; more only share what the shared cache gives anyway.
+#: Most groups of threads per block; more would only share loads that the shared cache serves anyway.
 _GROUPS = 16
 #: Fragments along k of one reduction step.
 _STEPS = (1, 2, 4, 8)
-#: Copies of staged tiles considered where copies run beside the arithmetic, and where they go through registers.
+#: Copies of staged tiles to consider if copies overlap the arithmetic, and if they go through registers.
 STAGES, REGISTER_STAGES = (1, 2, 3, 4, 5), (1, 2)
-#: Share of neighbours along an axis that may lie apart in memory where rows still run along it.
+#: Largest share of neighbours along an axis that are not contiguous in memory, if rows count as running along it.
 _BROKEN = 0.5
-#: How much worse than the best choice of axes another one may look to be followed.
+#: Largest waste, relative to the best choice of axes, of a choice that is followed.
 _WORSE = 1.5
-#: How much slower than the best one the programs of a choice of axes may be to be varied.
+#: Largest time, relative to the best, of a choice of axes whose programs are varied.
 _SLOWER = 1.3
-#: Choices of fragment and axes followed, programs priced of each, and programs whose stages and raster are chosen.
+#: Choices of fragment and axes to follow, programs to price of each, and programs to choose stages and raster for.
 _FORMS, _PRICED, _VARIED = 3, 96, 12
-#: Stages of which a program is kept with the fastest.
+#: Fastest numbers of stages that each program is kept with.
 _PLACES = 2
-#: Dtypes of operands that are rounded as they are multiplied: none.
+#: Dtypes of operands rounded for multiplication: none.
 _AS_THEY_ARE: Mapping[str, str] = {}
-#: Choices followed of instructions that read scratchpad by themselves: they differ in n only.
+#: Choices followed of instructions that read scratchpad themselves: they differ only in n.
 _GROUP_FORMS = 2
 
 
 @dataclass(frozen=True)
 class MatrixForm:
-    """One way to see an expression as a matrix product: the fragment, and positions of its m, n and k axes."""
+    """An expression as a matrix product: the fragment, and the positions of its m, n and k axes."""
 
     fragment: Fragment
     axes: tuple[int, int, int]
@@ -72,7 +72,7 @@ class MatrixForm:
         return self.fragment.m, self.fragment.n, self.fragment.k
 
     def waste(self, geometry: Geometry) -> float:
-        """Return computed against useful products: fragments overhang short axes."""
+        """Return the ratio of computed to useful products: fragments overhang short axes."""
         total = 1.0
         for a, s in zip(self.axes, self.sizes, strict=True):
             extent = int(geometry.extents[a])
@@ -80,12 +80,10 @@ class MatrixForm:
         return total
 
     def quality(self, geometry: Geometry) -> tuple[Any, ...]:
-        """Return what sorts forms, the most promising first.
-
-        Few products wasted, operands of which the axis along m or n, or that of k, runs along memory (each that has
-        neither counts like twice the products), and results of a thread that are neighbours in the output. Among
-        equals the larger fragment: it reads each operand less often.
-        """
+        """Return the sort key of forms, the most promising first."""
+        # Little waste first; an operand whose memory runs along neither m (n) nor k counts like twice the products;
+        # then results of a thread that are neighbours in the output; then larger fragments, which reread operands less
+        # often.
         apart = 0
         for access in geometry.loads:
             own = [(geometry.names[a], int(geometry.extents[a])) for a in self.axes if access.uses[a]]
@@ -98,7 +96,7 @@ class MatrixForm:
 def matrix_forms(
     geometry: Geometry, spec: DeviceSpec, rounded: Mapping[str, str] = _AS_THEY_ARE
 ) -> tuple[MatrixForm, ...]:
-    """Return the ways in which a matrix unit of the device computes an expression, least padded first."""
+    """Return the forms in which a matrix unit of the device computes an expression, least padded first."""
     expr = geometry.expr
     loads = _product_loads(expr)
     if loads is None or not spec.fragments or not structure_of(geometry).reuses or not expr.allow_padding:
@@ -116,10 +114,8 @@ def matrix_forms(
 
 
 def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
-    """Return the two loads whose products the anchor sums, converted to the accumulator or not; None for anything else.
-
-    Padding must be zeros, or what a fragment holds beyond the tensors would be added.
-    """
+    """Return the two loads whose products the anchor sums, or ``None`` for other expressions."""
+    # Padding must be zero, else the values of a fragment beyond the tensors would be added.
     anchor = expr.anchor
     if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
         return None
@@ -143,11 +139,7 @@ def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, 
 
 
 def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return batches of programs for the matrix unit, one per choice of axes, stages and raster; none where none fits.
-
-    Blocks grow from tiles of every group of threads along the axes of best reuse score; the most promising get their
-    stages and their raster by price, where their choice of axes is not clearly slower than another one.
-    """
+    """Return batches of programs for the matrix unit, one per choice of axes, stages and raster."""
     tried: list[tuple[float, TileBatch]] = []
     policy = POLICIES[options.policy]
     rounded = _AS_THEY_ARE if policy is None else dict(policy.rounded)
@@ -162,7 +154,7 @@ def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: Cons
 
 
 def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixForm, ...]:
-    """Return the forms worth growing: of both assignments of m and n the better one, which differ in nothing else."""
+    """Return the forms worth growing: of two that differ only by swapping m and n, the better one."""
     best: dict[tuple[Fragment, frozenset[int], int], MatrixForm] = {}
     for f in forms:
         best.setdefault((f.fragment, frozenset(f.axes[:2]), f.axes[2]), f)
@@ -174,7 +166,7 @@ def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixFo
 
 
 def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions) -> TileBatch:
-    """Return the most promising blocks of one form with one stage, by the bound of arithmetic and shared cache."""
+    """Return the most promising blocks of a form with one stage, by a bound of arithmetic and shared cache."""
     states = grown(geometry, spec, form, options)
     a = len(geometry.names)
     k, fragment_k = form.axes[2], form.fragment.k
@@ -184,7 +176,7 @@ def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: Con
     block = register * np.repeat(states[:, a:], len(steps), axis=0)
     block[:, k] = np.tile(steps, len(states)) * fragment_k
     batch = _batch(geometry, form, register, block)
-    if len(batch) and form.fragment.reads_scratchpad:  # swizzled tiles come by whole chunks, or element by element
+    if len(batch) and form.fragment.reads_scratchpad:  # swizzled tiles are copied by whole chunks, or by elements
         batch = batch.take(np.logical_and.reduce([c.nbytes == CHUNK_BYTES for c in operand_copies(batch)]))
         register, block = batch.register, batch.block
     keep = (scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes) & padding_allowed(geometry, block, options)
@@ -225,10 +217,7 @@ def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
 def grown(
     geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions, seen: Growth | None = None
 ) -> Ints:
-    """Return blocks grown by groups per axis, as states ``[register tile | groups]``; along the two best axes each.
-
-    From every tile of a group that fits the registers; ``seen`` is told of every step.
-    """
+    """Return blocks grown by groups along the m and n axes, as states ``[register tile | groups]``."""
     register = _group_tiles(geometry, form)
     register = register[whole_teus(_batch(geometry, form, register, register), spec)]
     a = len(geometry.names)
@@ -261,13 +250,13 @@ def grown(
 
 
 def _ring(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[int, ...]:
-    """Return the numbers of stages considered: registers hold one step only."""
+    """Return the numbers of stages to consider: copies through registers hold only one step."""
     ring = STAGES if are_async(batch, spec).any() else REGISTER_STAGES
     return ring if options.pipelining else ring[:1]
 
 
 def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[float, TileBatch]:
-    """Return the rows that are fastest with a ring of middling length, split reductions among them, and their time."""
+    """Return the fastest time and rows at a middling number of stages, split reductions included."""
     ring = _ring(batch, spec, options)
     parts = [batch, *(split_variants(batch, spec) if options.split_k else [])]
     whole = replace(
@@ -281,7 +270,7 @@ def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
 
 
 def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return variants of rows with stages, then raster; each kept where it is fastest."""
+    """Return variants of rows with stages, then raster, each kept where it is fastest."""
     ring = _ring(batch, spec, options)
     tried = [replace(batch, stages=1), *([batch.varied(ring[1:])] if len(ring) > 1 else [])]
     terms = [PHASES.price(b, spec) for b in tried]
@@ -307,13 +296,10 @@ def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
 def _rastered(
     batch: TileBatch, ring: Sequence[int], kept: np.ndarray, plain: tuple[Floats, Floats], spec: DeviceSpec
 ) -> tuple[Ints, Floats]:
-    """Return by stages and program the faster order of blocks, the plain one where both are, and its time.
-
-    Blocks that cover a square piece of the output together load least; only powers of two are tried. ``plain`` are the
-    times in the plain order, and blocks per unit.
-    """
+    """Return the faster order of blocks per stages and program, the plain one if equal, and its time."""
     seconds, per_unit = (x.copy() for x in plain)
     raster = np.ones(seconds.shape, np.int64)
+    # Blocks that cover a square piece of the output together load least; only powers of two are tried.
     several = (batch.counts[:, batch.geometry.spatial] > 1).sum(axis=1) > 1  # else there is one order only
     orders = kept & (kept & several & (batch.blocks > spec.units)).any(axis=1)[:, None]
     for pipelined in (False, True):
@@ -331,6 +317,6 @@ def _rastered(
 
 
 def _best(seconds: Floats, count: int) -> np.ndarray:
-    """Return the rows of the least times that are finite, in order of rows."""
+    """Return the rows of the ``count`` least finite times, in order of rows."""
     order = np.argsort(seconds, kind="stable")[:count]
     return np.asarray(np.sort(order[np.isfinite(seconds[order])]))

@@ -1,8 +1,8 @@
 """Template of reductions on matrix units: a ring of scratchpad tiles, fragments in registers, epilogue on accumulators.
 
-Per block, for every step of the reduction: the tiles of a later step are on their way into the ring while groups of
-threads load fragments of this step's tiles and multiply them. Reduction axes other than that along k are
-stepped over one point at a time (the window of a convolution).
+In every step of the reduction, the tiles of a later step are copied into the ring while groups of threads load and
+multiply fragments of this step's tiles. Reduction axes other than that along k (a convolution's window) are stepped
+over one point at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from roller.tile.scratchpad import STATIC_SHARED_BYTES
 
 @dataclass
 class Matrix:
-    """Everything one kernel on a matrix unit needs while it is written."""
+    """State of one kernel on a matrix unit while it is written."""
 
     ctx: Context
     stage: Stage
@@ -61,7 +61,7 @@ class Matrix:
         self.unit: MatrixUnit = matrix_unit(self.fragment, self.operands, m, n, self.lane, self._padding())
 
     def _prepare(self) -> None:
-        """Name axes, threads and operands, and check that the template fits."""
+        """Set up axes, threads and operands, and check that the template fits."""
         p, s = self.program, self.stage
         assert p.fragment is not None
         self.fragment = p.fragment
@@ -74,7 +74,7 @@ class Matrix:
         self._check()
 
     def _threads(self) -> None:
-        """Name the threads: block, group of threads and lane, and where their tiles lie."""
+        """Set up block, group of threads and lane, and the positions of their tiles."""
         p = self.program
         tiles = math.prod(m.steps for m in self.maps)
         self.block = thread_axis("blockIdx.x", p.split_k * tiles)
@@ -91,7 +91,7 @@ class Matrix:
         self.group: Mapping[str, Expr] = {m.name: g * m.registers for m, g in zip(self.maps, places, strict=True)}
 
     def _check(self) -> None:
-        """Refuse what the template would compute wrongly."""
+        """Refuse programs that the template would compute wrongly."""
         f, where = self.fragment, self.ctx.expr.name
         multiples = {self.m_axis: f.m, self.n_axis: f.n, self.k_axis: f.k}
         for a in self.stage.axes:
@@ -140,13 +140,13 @@ class Matrix:
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Clear the accumulators, then all steps of this block's share of the reduction."""
+        """Return the clearing of the accumulators, then all steps of this block's share of the reduction."""
         count, base = self._steps()
         ring = self._single(count, base) if self.program.stages == 1 else self._ring(count, base)
         return seq([self.unit.clear(), ring])
 
     def _steps(self) -> tuple[Expr | int, Callable[[Expr], Mapping[str, Expr]]]:
-        """Return how many steps this block takes, and where a step's tiles start."""
+        """Return how many steps this block takes, and the function to the start of a step's tiles."""
         axes = self.stage.reduction_axes
         steps = [self.domain.steps(a.name) for a in axes]
         total, parts = self.domain.all_steps(axes), self.program.split_k
@@ -163,7 +163,7 @@ class Matrix:
         return tirx.max(tirx.min(num(share), num(total) - first), num(0)), base
 
     def _single(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
-        """Take one tile at a time: copy, barrier, compute, barrier."""
+        """Return steps with one tile at a time: copy, barrier, compute, barrier."""
 
         def step(s: Expr) -> Stmt:
             at = base(s)
@@ -174,7 +174,7 @@ class Matrix:
         return loop("step", count, step)
 
     def _ring(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
-        """Copy ``stages - 1`` steps ahead of the arithmetic."""
+        """Return steps that copy ``stages - 1`` steps ahead of the arithmetic."""
         ahead = self.program.stages - 1
 
         def fill(s: int) -> Stmt:
@@ -227,7 +227,7 @@ class Matrix:
         return [c.put(at, self._start(c.operand, slot)) for c in self._through_registers]
 
     def compute(self, slot: Expr) -> Stmt:
-        """Multiply the tiles of one slot: fragments of the next k step are loaded before this one's are used."""
+        """Multiply the tiles of one slot; fragments of the next k step are loaded before this one's are used."""
         steps = self.domain.tile[self.k_axis] // self.fragment.k
         a, b = (self._place(o, slot) for o in self.operands)
         out = [self.unit.load(a, b, 0)]
@@ -259,7 +259,7 @@ class Matrix:
     # ---- the result
 
     def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
-        """Return the whole kernel; ``prefix`` are leading indices of ``target`` (the part of a split reduction)."""
+        """Return the kernel; ``prefix`` are leading indices of ``target`` (the part of a split reduction)."""
         fetched = [b for c in self.copies for b in c.buffers]
         body = seq([self.accumulate(), write(self, result, target, prefix)])
         return kernel((self.block, self.thread), with_buffers([self.pool, *self.unit.buffers, *fetched], body))

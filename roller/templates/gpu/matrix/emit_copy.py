@@ -1,8 +1,7 @@
 """Copies of operand tiles into a ring of the scratchpad: asynchronous, or through registers.
 
-A tile is copied in vectors of 16, 8 or 4 bytes without registers where the device copies asynchronously and addresses
-are aligned; otherwise a thread *fetches* its elements of a tile into registers, and *puts* them into the
-scratchpad later, so that the arithmetic of another tile can run between the two.
+A copy of aligned vectors of 16, 8 or 4 bytes is asynchronous if the device allows it. Otherwise a thread *fetches* its
+elements of a tile into registers and *puts* them into the scratchpad later, after the arithmetic of another tile.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from roller.templates.gpu.emit.staging import Chunk, Domain, Rounds, StagedTile,
 from roller.tile.fragments import PHASE_ROWS, Operand, swizzle
 from roller.tile.vectors import is_asynchronous
 
-#: Where an element of a tile lies that would lie at an offset.
+#: Map from an unswizzled offset in a tile to the place of its element.
 Moved = Callable[[Expr], Expr]
 
 
 def swizzled(operand: Operand, fragment: Fragment, padding: int) -> Moved:
-    """Return where elements lie in the staged tile of an operand: see :class:`roller.tile.fragments.Swizzle`."""
+    """Return the map from offsets to places in the staged tile: see :class:`roller.tile.fragments.Swizzle`."""
     found = swizzle(operand, fragment, padding)
     if found is None:
         return lambda offset: offset
@@ -37,10 +36,16 @@ def swizzled(operand: Operand, fragment: Fragment, padding: int) -> Moved:
 
 
 class OperandCopy:
-    """How all threads of a block copy one operand's tile.
+    """Copy of one operand's tile by all threads of a block.
 
-    ``layout`` is the storage padding and where an element goes that would lie at an offset; ``pool`` holds the elements
-    of all tiles as plain integers of their size; ``threads`` are this thread and their number.
+    Parameters
+    ----------
+    layout
+        Storage padding, and the map from an offset to the place of its element.
+    pool
+        Elements of all tiles as plain integers of their size.
+    threads
+        This thread, and the number of threads.
     """
 
     def __init__(
@@ -64,9 +69,9 @@ class OperandCopy:
         return () if self.asynchronous else (self.registers,)
 
     def issue(self, base: Mapping[str, Expr], start: Expr) -> Stmt:
-        """Start the asynchronous copy of the tile at ``base`` to element ``start`` of the pool; commit nothing."""
+        """Start the asynchronous copy of the tile at ``base`` to pool element ``start``, without committing it."""
         source = self.ctx.buffers.get(self.operand.load.tensor)
-        assert source is not None  # only what is in memory has vectors
+        assert source is not None  # only tensors in memory have vectors
 
         def one(c: Chunk) -> Stmt:
             return copy_async(
@@ -89,7 +94,7 @@ class OperandCopy:
         return self._all(base, one)
 
     def put(self, base: Mapping[str, Expr], start: Expr) -> Stmt:
-        """Store what was fetched into the tile that begins at element ``start`` of the pool."""
+        """Store the fetched elements to the tile that begins at element ``start`` of the pool."""
 
         def one(c: Chunk) -> Stmt:
             return put(
@@ -105,11 +110,9 @@ class OperandCopy:
         return [self.fetch(base), self.put(base, start)]
 
     def _place(self, c: Chunk) -> Expr:
-        """Return where a chunk goes in the tile.
-
-        Rounds that lie whole periods of a swizzle apart differ by a constant: only those of one period, few, need an
-        address each. With more the compiler keeps one of every round in registers.
-        """
+        """Return the place of a chunk in the tile."""
+        # Rounds that are whole periods of a swizzle apart differ by a constant: only those of one period need an
+        # address each. With more the compiler keeps one of every round in registers.
         r = self.rounds
         step = r.together * r.tile.pitch[0] if r.lead == 1 else 0
         if not step:

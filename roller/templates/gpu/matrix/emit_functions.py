@@ -1,7 +1,7 @@
 """Device functions of matrix instructions, as text: ``ldmatrix``, ``mma.sync`` and ``wmma`` in inline PTX.
 
-Registers are passed by the address of the first one; all are inlined, and their arrays indexed by constants after
-unrolling, so that everything stays in registers.
+Registers are passed by the address of the first one; after inlining and unrolling, their arrays are indexed by
+constants, so that everything stays in registers.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _wmma_store(sums: str) -> str:
     )
 
 
-#: A scratchpad address that the compiler must not take apart: what lies a constant away is then reached by an offset,
-#: where it would keep a register for every address of an unrolled loop.
+#: A scratchpad address that the compiler must not decompose: constant distances then become offsets, where the compiler
+#: would keep a register for every address of an unrolled loop.
 _HELD = """unsigned roller_held(const void* p) {
   unsigned address = roller_shared_address(p);
   asm volatile("" : "+r"(address));

@@ -1,9 +1,8 @@
 """Results of a matrix kernel: bias, residual and activation on the accumulators, then the stores.
 
-Where each lane's elements are known and two neighbours fill a good part of a transaction, lanes store pairs straight
-from their accumulators. Otherwise each group of threads spreads one row of fragments at a time over a slice of
-the scratchpad, which the ring no longer needs, and stores whole rows from there in vectors of up to 16 bytes;
-operands of the epilogue are read in vectors as well.
+If each lane's elements are known and two neighbours fill a good part of a transaction, lanes store pairs straight from
+their accumulators. Otherwise each group of threads writes one row of fragments at a time to a slice of the scratchpad,
+which the ring no longer needs, and stores whole rows from there in vectors of up to 16 bytes.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from roller.tile.vectors import vectorizable
 
 
 class Template(Protocol):
-    """What finishing a sum needs of a kernel."""
+    """Attributes of a kernel needed to finish a sum."""
 
     ctx: Context
     stage: Stage
 
 
 class Accumulators(Template, Protocol):
-    """What storing all sums of a block needs: whose they are, and where they lie."""
+    """Attributes of a kernel needed to store all sums of a block: their owners and places."""
 
     fragment: Fragment
     unit: MatrixUnit
@@ -66,25 +65,22 @@ class Accumulators(Template, Protocol):
 
 
 class Writer:
-    """Stores of one kernel: ``result`` (the stage itself or its epilogue) to ``target``.
-
-    ``prefix`` are leading indices of ``target`` (the part of a split reduction).
-    """
+    """Stores of one kernel: ``result`` (the stage or its epilogue) to ``target`` at leading indices ``prefix``."""
 
     def __init__(self, ctx: Context, stage: Stage, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> None:
         self.ctx, self.stage, self.result, self.target, self.prefix = ctx, stage, result, target, prefix
         self.itemsize = DTYPE_BYTES[dtype_name(target)]
 
     def width(self, axis: str, most: int) -> int:
-        """Return how many neighbours along ``axis``, at most ``most``, are always one aligned vector of the target."""
+        """Return how many neighbours along ``axis``, up to ``most``, always form an aligned vector of the target."""
         return Results.of(self.result).widest(axis, self.stage.extents[axis], most)
 
     def way(self, fragment: Fragment, axis: str, columns: int) -> MatrixStore:
-        """Return how the results of a group of threads with ``columns`` along the n axis are stored."""
+        """Return how to store the results of a group of threads with ``columns`` along the n axis."""
         return MatrixStore.of(fragment, Results.of(self.result), axis, self.stage.extents[axis], columns)
 
     def value(self, total: Expr, env: Mapping[str, Expr], held: Mapping[Load, Reader]) -> Expr:
-        """Return what is stored for one sum; ``held`` are loads of the epilogue that are in registers."""
+        """Return the stored value of one sum; ``held`` are loads of the epilogue that are in registers."""
         return finished(self, self.result, total, env, held)
 
     def put(self, env: Mapping[str, Expr], values: Buffer, width: int) -> Stmt:
@@ -136,7 +132,7 @@ def _direct(t: Accumulators, writer: Writer) -> Stmt:
 
 
 def _through_scratchpad(t: Accumulators, writer: Writer, width: int) -> Stmt:
-    """Spread a row of fragments, read it back by rows, store; the slice belongs to the group alone."""
+    """Write a row of fragments to the group's own slice, read it back by rows, and store it."""
     m, n = t.fragment.m, t.register[t.n_axis]
     accumulator = t.fragment.accumulator
     size = DTYPE_BYTES[accumulator]
@@ -177,7 +173,7 @@ def _through_scratchpad(t: Accumulators, writer: Writer, width: int) -> Stmt:
 def finish(
     t: Accumulators, writer: Writer, row: Expr, column: Expr, width: int, out: Buffer, sums: Callable[[Expr], Expr]
 ) -> Stmt:
-    """Compute ``width`` neighbours along n and store them, where they are no padding."""
+    """Compute ``width`` neighbours along n and store them unless they are padding."""
     env = dict(t.base)
     env[t.m_axis] = t.base[t.m_axis] + t.group[t.m_axis] + row
     env[t.n_axis] = t.base[t.n_axis] + t.group[t.n_axis] + column
@@ -195,10 +191,7 @@ def finish(
 def finished(
     t: Template, result: Stage, total: Expr, env: Mapping[str, Expr], held: Mapping[Load, Reader] | None = None
 ) -> Expr:
-    """Return what is stored for one sum: the sum itself, or the epilogue's value.
-
-    ``held`` reads those loads of the epilogue that are in registers.
-    """
+    """Return the stored value of one sum: the sum itself, or the epilogue's value."""
     acc = as_output(total, t.stage)
     if result is t.stage:
         return acc
@@ -210,7 +203,7 @@ def finished(
 
 
 def inside(t: Accumulators, env: Mapping[str, Expr]) -> list[Expr]:
-    """Return the conditions under which a point is no padding."""
+    """Return the conditions under which a point is not padding."""
     return [env[m.name] < m.extent for m in t.maps if m.padded]
 
 

@@ -1,7 +1,7 @@
-"""Matrix units: what a group of threads holds of a tile, how it loads fragments and multiplies them.
+"""Matrix units: a group of threads' share of a tile, its loads of fragments and their products.
 
-One class per instruction family. A template clears the accumulators, has the fragments of one k step loaded and
-multiplied, and has rows of accumulators spread over a scratchpad tile, where their layout is plain.
+One class per instruction family: clear the accumulators, load and multiply the fragments of one k step, write rows of
+accumulators to a scratchpad tile of plain layout.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from roller.tile.fragments import PHASE_ROWS, Operand
 
 @dataclass(frozen=True)
 class Place:
-    """Where a group finds its part of one operand's staged tile.
+    """A group's part of one operand's staged tile.
 
     Parameters
     ----------
-    operand
-        The operand.
     address
-        Address of an element by what all lanes share of its position along the tile's rows, and the lane's own
-        distances from there along m (n) and along k.
+        Address of an element, given the offset along the tile's rows that all lanes share, and the lane's own distances
+        from there along m (n) and along k.
     across_bytes
         Bytes from row to row.
     swizzled
-        Whether chunks are permuted within rows: places along a row are then no constant distance apart.
+        Whether chunks are permuted within rows, so that places along a row are not a constant distance apart.
     """
 
     operand: Operand
@@ -43,25 +41,22 @@ class Place:
     swizzled: bool
 
     def split(self, position: int, k: int) -> tuple[int, int]:
-        """Return what an address must hold along the row, and the constant distance (bytes) from there.
-
-        ``position`` is one along m (n), a multiple of eight, ``k`` one along k.
-        """
+        """Return the offset along the row that an address must include, and the constant byte distance from there."""
+        # ``position`` is along m (n), a multiple of eight; ``k`` along k.
         along, across = (position, k) if self.operand.transposed else (k, position)
         if self.swizzled:
             return along, across * self.across_bytes
         return 0, across * self.across_bytes + along * self.operand.tensor.itemsize_bytes
 
 
-#: Address of an accumulator that is spread over scratchpad, by row and column.
+#: Address of an accumulator written to scratchpad, by row and column.
 Spread = Callable[[Expr, Expr], Expr]
 
 
 class MatrixUnit(Protocol):
-    """What one family of matrix instructions needs in a kernel.
+    """One family of matrix instructions in a kernel.
 
-    ``sums`` are the accumulators and ``buffers`` all register arrays. There are two copies of the fragments, so that
-    those of the next k step can be loaded before this one's are multiplied.
+    There are two copies of the fragments: those of the next k step are loaded before this one's are multiplied.
     """
 
     sums: Buffer
@@ -124,10 +119,8 @@ class Mma:
         self, place: Place, k: int, halves: tuple[Expr, Expr], reads: list[tuple[int, int, int]],
         buffers: tuple[Buffer, Buffer],
     ) -> list[Stmt]:  # fmt: skip
-        """Load one operand: ``reads`` are positions along m (n), matrices, and the first of the registers.
-
-        Addresses that no constant leads to are computed once per tile, or per k step where that moves along rows.
-        """
+        """Load one operand: ``reads`` are positions along m (n), matrices, and the first of the registers."""
+        # Base addresses are computed once per tile, or once per k step if swizzled rows run along k.
         spatial, inner = halves[0] * PHASE_ROWS, halves[1] * place.operand.chunk
         row = tirx.floormod(self.lane, PHASE_ROWS)
         if place.operand.transposed:
@@ -175,7 +168,7 @@ class Mma:
 
 
 class Wmma:
-    """``wmma``: fragments of 16 x 16 of which a lane holds it is not said which elements."""
+    """``wmma``: fragments of 16 x 16 whose distribution over lanes is unspecified."""
 
     #: Registers of 32 bits that hold an operand's fragment, and elements a lane holds of an accumulator.
     _OPERAND = 8
@@ -209,7 +202,7 @@ class Wmma:
         )
 
     def _load(self, place: Place, k: int, which: int, name: str, fragments: tuple[Buffer, int, int]) -> list[Stmt]:
-        """Load one operand's fragments: how many, and how far apart they lie along m (n)."""
+        """Load one operand's fragments; ``fragments`` are registers, count and distance along m (n)."""
         registers, count, extent = fragments
         found = [_hold(self.bases, which, place.address(0, num(0), num(0)))] if k == 0 else []
         for i in range(count):
@@ -252,7 +245,7 @@ def _each(rows: int, columns: int, one: Callable[[Expr, Expr], Stmt]) -> Stmt:
 
 
 def _hold(bases: Buffer, n: int, place: Expr) -> Stmt:
-    """Keep a scratchpad address in a register of its own, which others are a constant away from."""
+    """Keep a scratchpad address in a register; others are at constant distances from it."""
     return store(bases, tirx.call_extern("uint32", "roller_held", place), num(n))
 
 
@@ -263,10 +256,7 @@ def _held(bases: Buffer, n: int, nbytes: int) -> Expr:
 def matrix_unit(
     fragment: Fragment, operands: tuple[Operand, Operand], m: int, n: int, lane: Expr, padding: tuple[int, int]
 ) -> MatrixUnit:
-    """Return the unit of a fragment's family for a group tile of ``m`` by ``n``.
-
-    ``padding`` is the storage padding of A and of B (elements).
-    """
+    """Return the unit of a fragment's family for a group tile of ``m`` by ``n``."""
     if fragment.family == "mma":
         return Mma(fragment, *operands, m, n, lane)
     if fragment.family == "wmma":

@@ -1,4 +1,4 @@
-"""The matrix program of tiles a person names, for a fragment they name: what ``predict(fragment=...)`` prices."""
+"""The matrix program of explicitly named tiles and fragment, which ``predict(fragment=...)`` prices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def matrix_batch(
     fragment: Fragment,
     along: tuple[str, ...] | None,
 ) -> TileBatch:
-    """Return the one program of a group's tile and a block's tile, one stage, its m, n and k axes found."""
+    """Return the one program of a group's and a block's tile, with one stage, and its axes chosen."""
     known = matrix_forms(geometry, replace(spec, fragments=(fragment,)))
     forms = [f for f in known if along in (None, tuple(geometry.names[a] for a in f.axes))]
     if not forms:
@@ -43,7 +43,7 @@ def matrix_batch(
 
 
 def _batch(geometry: Geometry, rows: tuple[tuple[int, ...], ...], form: MatrixForm) -> TileBatch | None:
-    """Return the program where the tiles are whole fragments along the form's axes, and 1 along all others."""
+    """Return the program if the tiles are whole fragments along the form's axes, and 1 along all others."""
     register, block = (np.array([row], np.int64) for row in (rows[0], rows[-1]))
     k, sizes = form.axes[2], np.ones(len(geometry.names), np.int64)
     sizes[list(form.axes)] = form.sizes

@@ -1,4 +1,4 @@
-"""Programs one step from one of a matrix unit: other splits, stages and orders of blocks."""
+"""Neighbours of a program of a matrix unit: other splits, stages and orders of blocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from roller.templates.gpu.tiled.neighbours import splits
 
 
 def neighbours(place: Place) -> Iterator[TileBatch]:
-    """Yield the program with its reduction split otherwise, then its stages and orders of blocks."""
+    """Yield the program with other splits of its reduction, then other stages and orders of blocks."""
     yield from splits(place)
     yield from rings(place)
 
 
 def rings(place: Place) -> Iterator[TileBatch]:
-    """Yield the program of a matrix unit with a stage more or less, and with blocks in another order."""
+    """Yield the program of a matrix unit with one stage more or less, and with other orders of blocks."""
     most = max(STAGES if are_async(place.batch, place.spec).all() else REGISTER_STAGES)
     for stages in {max(1, place.stages - 1), min(place.stages + 1, most)} - {place.stages}:
         yield replace(place.batch, stages=stages)

@@ -1,10 +1,10 @@
-"""Cycles of a block whose arithmetic a matrix unit does: its instructions, operand reads, latencies of a step.
+"""Cycles of a block whose arithmetic runs on a matrix unit: instructions, operand reads, latencies of a step.
 
-A group of threads multiplies its tile fragment by fragment: per step of the fragment's k it reads both operands' rows
-from scratchpad once and issues one instruction per output fragment. The matrix unit works beside all other pipes; what
-it must wait for is the scratchpad's bandwidth (operand reads, and copies being written), issue slots, and once per
-reduction step the barrier and the latency of the first operand. Instructions of warp groups read scratchpad by
-themselves, both operands for every product, and with enough stages start before those of the last step are done.
+Per step of the fragment's k a group of threads reads both operands' rows from scratchpad once and issues one
+instruction per output fragment. The matrix unit overlaps all other pipes; it waits for the scratchpad's bandwidth
+(reads and copies), issue slots, and once per reduction step the barrier and the latency of the first operand.
+Instructions of warp groups read both operands from scratchpad for every product, and with enough stages start before
+those of the last step are done.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from roller.tile.geometry import Floats, Ints
 READ_BYTES = 16.0
 #: Instructions of the loop over fragments, per step of the fragment's k: addresses that no offset folds.
 LOOP_INSTRUCTIONS = 4.0
-#: Instructions of a reduction step of warp groups beside copies and products: fences, barrier, the place in the ring.
+#: Instructions of a reduction step of warp groups besides copies and products: fences, barrier, position in the ring.
 GROUP_STEP_INSTRUCTIONS = 32.0
-#: Instructions of a thread per reduction step beside copies and products (places in the ring, pointers), and per vector
-#: copied under conditions beyond the copy itself; machine code of products and convolutions (sm_80, NVRTC 12.9).
+#: Instructions of a thread per reduction step besides copies and products (positions in the ring, pointers), and per
+#: vector copied under conditions, without the copy itself; machine code of products and convolutions (sm_80, NVRTC
+#: 12.9).
 STEP_INSTRUCTIONS, GUARDED_INSTRUCTIONS = 26.0, 2.5
-#: Barriers of a reduction step: tiles are written after all have read the last ones, and read after all have written;
-#: a ring of stages needs only one.
+#: Barriers of a reduction step: after all threads have read the last tiles, and after all have written the new ones; a
+#: ring of stages needs only one.
 BARRIERS, RING_BARRIERS = 2, 1
 #: Instructions per result that lanes of a warp group exchange.
 EXCHANGE_INSTRUCTIONS = 3.0
-#: Instructions per result that is spread over scratchpad, and per vector read back from there.
+#: Instructions per result written to scratchpad, and per vector read back from there.
 SPREAD_INSTRUCTIONS, READ_INSTRUCTIONS = 0.5, 2.0
 
 
@@ -108,7 +109,7 @@ def matrix_work(
 
 
 def _finish_instructions(batch: TileBatch) -> Floats:
-    """Return instructions of one thread outside the reduction: its place; epilogue, conversion, store of results."""
+    """Return a thread's instructions outside the reduction: its place; epilogue, conversion, stores."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
     epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
@@ -124,7 +125,7 @@ def _finish_instructions(batch: TileBatch) -> Floats:
 
 
 def _alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
-    """Yield the programs whose results are stored alike: whether parts, columns of a group, and which they are."""
+    """Yield groups of programs that store results alike: whether parts, columns of a group, their mask."""
     columns = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
     for split in (False, True):
         for n in sorted(set(columns[(batch.split_k > 1) == split].tolist())):
@@ -132,7 +133,7 @@ def _alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
 
 
 def matrix_store(batch: TileBatch, *, split: bool, columns: int) -> MatrixStore:
-    """Return how programs store their results, or parts of them, that have ``columns`` along the n axis in a group."""
+    """Return how programs with ``columns`` along n per group store their results, or parts of them."""
     g, axis = batch.geometry, batch.matrix_axes[1]
     results, extent = Results.of_program(g.expr, split=split), int(g.extents[g.names.index(axis)])
     assert batch.fragment is not None
@@ -140,10 +141,8 @@ def matrix_store(batch: TileBatch, *, split: bool, columns: int) -> MatrixStore:
 
 
 def _alone(work: Work, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
-    """Return the cycles of the work of one block that has its unit to itself.
-
-    Products that still run as the next step starts leave its copies to the threads; only the results wait for them.
-    """
+    """Return the cycles of the work of one block that has its unit to itself."""
+    # Products that still run as the next step starts leave its copies to the threads; only the results wait for them.
     arithmetic, copying = work.arithmetic(1.0, schedulers), work.copying(1.0, schedulers)
     stored = np.maximum(arithmetic + work.storing(1.0, schedulers), copying)
     parts["beside"] = beside = np.asarray(batch.running_steps) > 0
@@ -151,32 +150,30 @@ def _alone(work: Work, batch: TileBatch, schedulers: int, parts: Parts) -> Float
 
 
 def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
-    """Return the seconds of one block that has its unit to itself; its barriers are among its arithmetic."""
+    """Return the seconds of one block that has its unit to itself; its arithmetic includes its barriers."""
     return step_chain_s(batch, spec, alone, parts, barriers=0)
 
 
 def _overlap(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
-    """Return the customers, every stage of a block one of them, and the time in which they go through their phases."""
+    """Return the customers (one per stage of a block), and the time in which they go through their phases."""
     del parts
     customers = customers * np.minimum(batch.steps_ahead + 1, batch.steps)
     return customers, alternating((memory, *pipes), customers)
 
 
 def _fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
-    """Return the seconds in which a matrix unit waits for a block's first tile, others of the unit computing."""
+    """Return the seconds a matrix unit waits for a block's first tile, while others of the unit compute."""
     del batch
     customers = np.minimum(per_unit, spec.execution.overlap_blocks or float("inf"))
     return np.asarray((spec.layer("global").latency_s or 0.0) / np.maximum(customers, 1))
 
 
 def _stores_s(batch: TileBatch, per_unit: Ints, stored_s: Floats) -> Floats:
-    """Return the seconds in which a wave of blocks stores its results and no block computes.
-
-    Blocks of a wave start together and have as many steps each, so they store together too. Only products that run
-    beside their threads go on meanwhile: those of another block of the unit.
-    """
+    """Return the seconds in which a wave of blocks stores its results and no block computes."""
+    # Blocks of a wave start together and have as many steps each, so they store together too. Only products that run
+    # independently of their threads go on meanwhile: those of another block of the unit.
     assert batch.fragment is not None
     return np.where(per_unit > 1, 0.0, stored_s) if batch.fragment.reads_scratchpad else stored_s
 

@@ -1,4 +1,4 @@
-"""How a matrix kernel stores its results: decided here for the price and the kernels."""
+"""How a matrix kernel stores its results, for both the price and the kernels."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from roller.core.fragment import Fragment
 from roller.templates.gpu.common.stores import Results
 from roller.tile.access import VECTOR_BYTES
 
-#: Neighbouring results a lane holds along n, and bytes of them from which on it stores them directly: four lanes then
+#: Neighbouring results a lane holds along n, and the least bytes of them that it stores directly: four lanes then
 #: fill a sector.
 PAIR, DIRECT_BYTES = 2, 8
-#: Lanes of a row of a warp group that exchange pairs, and neighbouring results that each of them holds then.
+#: Lanes of a row of a warp group that exchange pairs, and neighbouring results that each of them holds afterwards.
 QUAD, COLUMNS = 4, 8
 
 
 @dataclass(frozen=True)
 class MatrixStore:
-    """Results stored ``width`` at once: ``direct`` from accumulators, ``exchanged`` among lanes, else by scratchpad."""
+    """Results stored ``width`` at once: ``direct`` from accumulators, ``exchanged`` by lanes, or via scratchpad."""
 
     width: int
     direct: bool = False
@@ -27,7 +27,7 @@ class MatrixStore:
 
     @classmethod
     def of(cls, fragment: Fragment, results: Results, axis: str, extent: int, columns: int) -> MatrixStore:
-        """Return how the results of a group of threads with ``columns`` along the n axis are stored."""
+        """Return how to store the results of a group of threads with ``columns`` along the n axis."""
         size = DTYPE_BYTES[results.tensor.dtype]
         is_wide = PAIR * size >= DIRECT_BYTES
         if fragment.reads_scratchpad:

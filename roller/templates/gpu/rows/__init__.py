@@ -1,1 +1,1 @@
-"""Reductions over rows: lanes along the row, several rows a block."""
+"""Reductions over rows: lanes along the row, several rows per block."""

@@ -1,8 +1,8 @@
-"""The pool of GPU programs of row reductions.
+"""Candidate GPU programs of row reductions.
 
-A row program is threads along a row (lanes), threads along rows, and what one thread holds of either. Where its
-register tile holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); smaller
-tiles walk the row in steps and read it again. Both are in the pool, and the model prices them.
+A row program has threads along a row (lanes), threads along rows, and a register tile per thread. If that holds all
+columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); smaller tiles walk the row in
+steps and read it again. Both are candidates.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _THREAD_ROWS = (1, 2, 4)
 _SPLIT_THREADS = (64, 128, 256, 512)
 #: Blocks per unit up to which a reduction is split.
 _SPLIT_BLOCKS = 8
-#: Elements of all reduction axes but the contiguous one up to which a thread may hold them.
+#: Most elements of all reduction axes except the contiguous one that a thread may hold.
 _WHOLE_REST = 64
 #: Elements of the last of them that a thread may hold otherwise.
 _REST = (4, 8)
 
 
 def row_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs of rows, as they are, split over blocks, and with rows held in the scratchpad."""
+    """Return the programs of rows: plain, split over blocks, and with rows held in the scratchpad."""
     if not structure_of(geometry).spreads_reductions:
         return []
     register, block = rows(geometry, spec)
@@ -52,7 +52,7 @@ def row_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -
 
 
 def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Reductions without reuse: threads along the row, along rows, or both, and what each holds."""
+    """Return tiles of row reductions: threads along the row, along rows, or both, and register tiles."""
     column, row = _axes(geometry)
     rank, limit = len(geometry.names), spec.limits.threads_per_block or spec.teu.lanes
     extent = int(geometry.extents[column])
@@ -86,7 +86,7 @@ def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
 
 
 def _axes(geometry: Geometry) -> tuple[int, int | None]:
-    """Return the reduction axis that lanes are spread over, and the spatial axis that rows are."""
+    """Return the reduction axis that lanes are spread over, and the spatial axis of the rows."""
     fast = contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
     reductions, spatial = np.flatnonzero(~geometry.spatial), np.flatnonzero(geometry.spatial)
     position = geometry.names.index(fast)
@@ -96,7 +96,7 @@ def _axes(geometry: Geometry) -> tuple[int, int | None]:
 
 
 def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
-    """Return the tiles, those that hold some of another reduction axis, and those that hold all of them whole."""
+    """Return the tiles, then tiles holding part of another reduction axis, then all of the others."""
     rank = len(geometry.names)
     rest = [int(a) for a in np.flatnonzero(~geometry.spatial) if a != column]
     choices = [{rest[-1]: n} for n in _REST if rest and n < geometry.extents[rest[-1]]]
@@ -113,7 +113,7 @@ def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]
 
 
 def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
-    """Return the programs and those with their reduction split over blocks, where rows alone make too few of them."""
+    """Return the programs, and those with their reduction split over blocks if rows make too few blocks."""
     stages = row_stages(batch.geometry.expr)
     alone = stages[0].stage.combiner is not None and not any(s.columns for s in stages[1:])
     if not options.split_k or not alone or not len(batch):
@@ -138,7 +138,7 @@ def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOption
 
 
 def held_rows(batch: TileBatch, spec: DeviceSpec) -> TileBatch | None:
-    """Return the programs that walk a row in steps with the row held in the scratchpad; ``None`` where none can."""
+    """Return the programs that walk a row held in the scratchpad in steps, ``None`` if none can."""
     shape = RowShape.of(batch.geometry)
     names = tuple(dict.fromkeys(r.access.tensor.name for r in shape.reads if r.keepable and r.passes > 1))
     if not names:

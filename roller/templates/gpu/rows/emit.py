@@ -1,12 +1,9 @@
 """Template of row expressions: reductions without reuse, alone or several in a row (softmax, norms, arg-reductions).
 
-A block owns a tile of rows (the anchor's spatial axes). Threads along spatial axes own rows; threads along reduction
-axes (lanes) share them. Every stage runs over the same rows, so per-row results stay in registers, and where a
-thread's register tile holds all its columns of a row, so do the inputs that several stages read
-(:func:`roller.tile.rows.kept_loads`): they come from memory once. Otherwise every stage reads them again, step by step.
-A step loads all its vectors before it uses the first. What depends on no column is computed once per row, and where
-the row is kept, an exponential that a reduction and a later stage need is computed once per element
-(:mod:`roller.tile.row_values`).
+A block owns a tile of rows (the anchor's spatial axes); threads along reduction axes (lanes) share a row. Results per
+row stay in registers and, if a thread's register tile holds all its columns, so do inputs that several stages read
+(:func:`roller.tile.rows.kept_loads`); otherwise every stage reads them again, step by step, all vectors of a step
+first. Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
 """
 
 from __future__ import annotations
@@ -67,8 +64,6 @@ class Rows:
 
     Parameters
     ----------
-    ctx
-        Tensors of the expression.
     anchor
         The stage whose spatial axes are the rows.
     rows, lanes
@@ -76,7 +71,7 @@ class Rows:
     split
         Parts the reduction is split into over blocks.
     staged
-        Inputs whose rows stay in the scratchpad from the first stage that reads them on.
+        Inputs whose rows stay in the scratchpad after the first stage that reads them.
     """
 
     def __init__(
@@ -105,7 +100,7 @@ class Rows:
         self.shared: tuple[Scalar, ...] = ()
 
     def _bind(self, rows: int, lanes: int) -> Lanes:
-        """Lanes are neighbouring threads where the reduction is contiguous in memory, else rows are."""
+        """Bind lanes to neighbouring threads if the reduction is contiguous in memory, else rows."""
         if lanes == 1:
             self.threads = [thread_axis("threadIdx.x", rows)]
             return Lanes(None, 1, self.threads[0].var, rows, True)
@@ -124,7 +119,7 @@ class Rows:
         return self.base[m.name] + m.local(self.row_lane[m.name], at.chunk[m.name])
 
     def _row_env(self, at: Registers) -> dict[str, Expr]:
-        """Row coordinates, clamped into the tensor: rows beyond the end repeat the last one and are not written."""
+        """Return row coordinates, clamped: rows beyond the end repeat the last one and are not written."""
         env = {}
         for m in self.rows:
             start = self._start(m, at)
@@ -136,7 +131,7 @@ class Rows:
         return [self._start(m, at) + at.offset[m.name] < m.extent for m in self.rows if m.padded]
 
     def _maps(self, s: RowStage) -> tuple[AxisMap, ...]:
-        """Return the maps of a stage's columns: the anchor's where they are aligned, else all lanes on the last."""
+        """Return the maps of a stage's columns: the anchor's if they are aligned, else all lanes on the last."""
         if s.aligned and len(s.columns) == len(self.columns):
             by_name = {m.name: m for m in self.columns}
             return tuple(by_name[c] for c in s.columns)
@@ -187,7 +182,7 @@ class Rows:
     # ---- stages
 
     def write(self, stages: Sequence[Stage] | None = None) -> Stmt:
-        """Return the kernel that runs the whole expression, or ``stages`` alone, in order."""
+        """Return the kernel that runs the whole expression, or only ``stages``, in order."""
         todo = [s for s in self._stages(stages) if s.stage.combiner is not None or not s.columns
                 or s.stage.name in self.ctx.expr.outputs]  # fmt: skip
         body: list[Stmt] = []
@@ -202,7 +197,7 @@ class Rows:
         return kernel([self.block, *self.threads], with_buffers(buffers, seq(body)))
 
     def write_partial(self, s: Stage, target: Buffer) -> Stmt:
-        """Return the kernel that writes every part's own result of a reduction to ``target[part, ...]``."""
+        """Return the kernel that writes every part's result of a reduction to ``target[part, ...]``."""
         self.partial = target
         return self.write([s])
 
@@ -218,12 +213,12 @@ class Rows:
         return found
 
     def _whole(self) -> Tile:
-        """Return the tile that is the whole of every reduction axis."""
+        """Return the tile that covers every reduction axis."""
         padded, slack = (m.name for m in self.columns if m.padded), (m.name for m in self.columns if m.slack)
         return Tile({m.name: num(0) for m in self.columns}, frozenset(padded), frozenset(slack))
 
     def _keep(self) -> list[Stmt]:
-        """Load what several stages read, all of it before anything is computed."""
+        """Load everything that several stages read before anything is computed."""
         found = fragments(self.ctx, kept_loads(self.ctx.expr), (*self.rows, *self.columns), "kept", self.shift)
         self.kept = {f.load: f for f in found}
         return [self._fill(found, self.columns, self._whole())] if found else []
@@ -231,7 +226,7 @@ class Rows:
     def _fill(
         self, found: Sequence[RegisterTile], maps: Sequence[AxisMap], tile: Tile, new: frozenset[Load] = frozenset()
     ) -> Stmt:
-        """Load the fragments of one tile: those that are held and not ``new`` from the scratchpad."""
+        """Load the fragments of one tile, held ones that are not ``new`` from the scratchpad."""
         start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
         nowhere = {m.name: num(0) for m in self.rows}
 
@@ -257,7 +252,7 @@ class Rows:
         return seq([one(f) for f in found])
 
     def _streamed(self, s: Stage, maps: Sequence[AxisMap]) -> list[RegisterTile]:
-        """Fragments of the loads of a stage that are not kept and move with its columns."""
+        """Return registers of a stage's unkept loads that move with its columns."""
         names = {m.name for m in maps}
         wanted = [
             ld for ld in s.loads
@@ -278,7 +273,7 @@ class Rows:
         return named_loads(body, {f.load: f.name for f in every}), self.ctx.readers(readers)
 
     def _row_values(self, values: Sequence[Scalar]) -> list[Stmt]:
-        """Compute what depends on no column, once per row, before the columns are walked."""
+        """Compute values that depend on no column once per row, before the columns are walked."""
         todo = self.once.new(values)
 
         def point(at: Registers) -> Stmt:
@@ -293,7 +288,7 @@ class Rows:
         return emit_scalar(scalar, env, readers)
 
     def _per_row(self, s: RowStage, shared: bool) -> Stmt:
-        """Compute a stage with one result per row, kept in registers and written where it is an output."""
+        """Compute a stage with one result per row, kept in registers and written if it is an output."""
         stage = s.stage
         dtype = stage.acc_dtype if stage.combiner is not None else compute_dtype(stage.output.dtype)
         result = buffer(f"row_{len(self.results)}", (register_count(self.rows),), dtype, "local")

@@ -16,12 +16,12 @@ from roller.templates.gpu.rows.emit import Rows
 from roller.tile import RProgram
 from roller.tile.rows import contiguous_axis, row_stages, rows_fuse
 
-#: Lanes of a row where the program has no tile for a stage.
+#: Lanes of a row if the program has no tile for a stage.
 _LANES = 128
 
 
 def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernels of one reduction, or of a whole expression; ``None`` where its stages do not fuse."""
+    """Return the kernels of one reduction, or of a whole expression; ``None`` if its stages do not fuse."""
     if len(stages) < len(ctx.expr.stages):
         return [rows_of(ctx, s, program).write([s]) for s in stages]
     if program.split_k > 1:
@@ -30,7 +30,7 @@ def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[St
 
 
 def rows_of(ctx: Context, s: Stage, program: RProgram | None) -> Rows:
-    """Return the template of a stage, by the program or where there is none by default mappings."""
+    """Return the template of a stage, by the program, or by default mappings without one."""
     order = store_order(s)
     if program is not None:
         rows = [axis_map(program, a) for a in order]
@@ -47,6 +47,7 @@ def rows_of(ctx: Context, s: Stage, program: RProgram | None) -> Rows:
 def split_row_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
     """Return the two kernels of a row reduction split over blocks: the parts, and their sum in fixed order."""
     first, *rest = row_stages(ctx.expr)
+    # A stage that reads the row again would have to wait for all blocks.
     if first.stage.combiner is None or any(s.columns for s in rest):
         raise BuildError(f"{ctx.expr.name}: a split reduction expected to be the only one, got {len(rest) + 1} stages.")
     s, order = first.stage, store_order(first.stage)

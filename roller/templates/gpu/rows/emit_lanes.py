@@ -1,8 +1,7 @@
 """Combine the accumulators of the threads (lanes) that share a row.
 
-Lanes that are neighbours in a warp exchange by butterfly shuffles, after which all of them hold the same bits; several
-warps of one row meet once in the scratchpad. Lanes that lie apart (neighbouring threads own neighbouring rows), and
-numbers of them that no power of two or whole warp describes, meet there too: the first lane adds the others in order.
+Neighbouring lanes of a warp exchange by butterfly shuffles, after which all hold the same bits; several warps of one
+row exchange once in the scratchpad. Other lanes leave their accumulators there, and the first lane adds them in order.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from roller.templates.gpu.emit.nest import (
     with_buffers,
 )
 
-#: Parts times accumulators up to which a lane's additions are unrolled.
+#: Largest product of parts and accumulators for which a lane's additions are unrolled.
 _UNROLLED = 64
-#: What combines two partial results.
+#: Combines two partial results.
 Combine = Callable[[Expr, Expr], Expr]
 
 
@@ -43,7 +42,12 @@ Combine = Callable[[Expr, Expr], Expr]
 class Lanes:
     """The threads of a row: ``lane`` of ``count``, in row ``row`` of ``rows``.
 
-    ``neighbours`` says that lanes run along ``threadIdx.x``, ``axis`` is their thread axis.
+    Parameters
+    ----------
+    axis
+        Thread axis of the lanes; ``None`` for a single lane.
+    neighbours
+        Whether lanes run along ``threadIdx.x``.
     """
 
     axis: Any
@@ -58,10 +62,7 @@ class Lanes:
         return self.axis.var if self.axis is not None else num(0)
 
     def combine(self, result: Buffer, size: int, function: Combine, *, everyone: bool) -> Stmt:
-        """Return statements after which ``result[0:size]`` holds what all lanes of the row held together.
-
-        In the first lane only, unless ``everyone`` needs it.
-        """
+        """Combine ``result[0:size]`` of all lanes of a row, in the first lane only unless ``everyone``."""
         way = int(meeting(self.count, self.rows, DTYPE_BYTES[dtype_name(result)], along=self.neighbours))
         if way == Meeting.ALONE:
             return seq([])
@@ -114,7 +115,7 @@ class Lanes:
         return with_buffers([parts], seq([within, leave, barrier(), loop("i", size, add, unroll=True)]))
 
     def _in_scratchpad(self, result: Buffer, size: int, function: Combine, everyone: bool) -> Stmt:
-        """Let the first lane add what the others left; accumulators move as vectors, free of bank conflicts."""
+        """Let the first lane add the others' accumulators, moved as vectors without bank conflicts."""
         dtype = dtype_name(result)
         width = int(moved_elements(size, DTYPE_BYTES[dtype]))
         parts, total = (

@@ -1,7 +1,7 @@
-"""Loops over what a block's threads walk beyond their own tile: whole steps unguarded, the rest of an axis apart.
+"""Loops of a block's threads over whole steps without guards, and over the rest of an axis separately.
 
-The last tile of an axis that it does not divide is a body of its own, in which all but one chunk of a thread are
-certain to lie inside: only that one is guarded, and the steps before it have no predicate.
+The last tile of an axis that the tile does not divide is a body of its own, in which only one chunk per thread needs a
+guard; the steps before it have no predicate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller.templates.gpu.emit.nest import Expr, Many, Stmt, loop, loops, num, s
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile of every axis: where it starts, on which axes it is the one the axis ends in, or starts with slack."""
+    """One tile of every axis: its start, the axes that end in it (``tails``), and those that start with slack."""
 
     base: dict[str, Expr]
     tails: frozenset[str]
@@ -74,11 +74,8 @@ def points(
     *,
     vector: str | None = None,
 ) -> Stmt:
-    """Return unrolled loops over the register tile of ``maps`` in ``tile``, without chunks that lie beyond an axis.
-
-    ``inside(axis, chunk)`` is the condition of a chunk that may. ``vector`` names an axis whose chunks are not looped
-    into.
-    """
+    """Return unrolled loops over the register tile of ``maps``, without chunks that lie beyond an axis."""
+    # ``inside(axis, chunk)`` is the guard of a chunk; ``vector`` names an axis whose chunks are not looped into.
     fixed = {m.name: num(0) for m in maps}
     slack = frozenset(m.name for m in maps if m.slack)
 
@@ -110,7 +107,7 @@ def points(
 def _spans(m: AxisMap, tile: Tile) -> list[tuple[int, int, bool]]:
     """Return a thread's chunks of one axis as ``(first, count, whether they may lie outside it)``."""
     whole = end = m.chunks
-    if m.name in tile.tails and m.differs:  # any of them may
+    if m.name in tile.tails and m.differs:  # any chunk may lie outside
         return [(0, end, True)]
     if m.name in tile.tails:
         start, row = m.certain // m.tile * m.tile, m.threads * m.vector

@@ -1,6 +1,6 @@
-"""Registers for what a row kernel computes once: values of a row, and values of an element that later stages need.
+"""Registers for values a row kernel computes once: per row, or per element for later stages.
 
-Which values those are is a property of the expression (:mod:`roller.tile.row_values`).
+The expression determines these values (:mod:`roller.tile.row_values`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from roller.tile.row_values import replaced
 
 @dataclass
 class ValueRegisters:
-    """The values that ``maps`` tell apart and a thread holds, by what they are.
-
-    ``ready``: those that may be read; a value that is being computed is not yet.
-    """
+    """Registers of values per point of ``maps``; only those in ``ready`` may be read."""
 
     prefix: str
     maps: tuple[AxisMap, ...]
@@ -30,7 +27,7 @@ class ValueRegisters:
     ready: set[Scalar] = field(default_factory=set)
 
     def new(self, values: Sequence[Scalar]) -> list[Scalar]:
-        """Return those that nobody has computed."""
+        """Return the values that have not been computed."""
         return [v for v in values if v not in self.ready]
 
     def set(self, value: Scalar, computed: Expr, at: Registers) -> Stmt:
@@ -41,7 +38,7 @@ class ValueRegisters:
         return store(self.buffers[value], computed, register_index(self.maps, at))
 
     def read(self, body: Scalar, at: Registers) -> tuple[Scalar, dict[str, Reader]]:
-        """Return ``body`` with what is ready as scalars, and their readers at a register point."""
+        """Return ``body`` with ready values as scalars, and their readers at a register point."""
         body = replaced(body, {v: Load(b.name, ()) for v, b in self.buffers.items() if v in self.ready})
         used = {n.tensor for n in walk(body) if isinstance(n, Load)}
         found = [b for v, b in self.buffers.items() if v in self.ready and b.name in used]

@@ -1,7 +1,7 @@
 """Rows walked in positions that are aligned whatever their pitch (:mod:`roller.tile.row_shift`).
 
-The map of the columns is one of positions, some more than a row has elements. Chunks at the edges of a row are guarded
-element by element unless they lie inside it whole; all others are vectors without a predicate.
+The columns' map is one of positions, of which there are more than elements. Chunks at the edges of a row are guarded
+element by element unless they lie inside; all others are vectors without a predicate.
 """
 
 from __future__ import annotations
@@ -19,22 +19,19 @@ from roller.tile.row_shift import RowShift, row_shift
 
 @dataclass(frozen=True)
 class Shifted:
-    """The columns of a row as positions: where they are in the row, and which are elements of it."""
+    """Columns of a row as aligned positions, some of which are outside the row."""
 
     shift: RowShift
     map: AxisMap
 
     @classmethod
     def of(cls, anchor: Stage, tensors: Mapping[str, Tensor], columns: Sequence[AxisMap]) -> Shifted | None:
-        """Return the columns as positions; ``None`` where vectors are aligned as it is, or positions need a step more.
-
-        What a thread holds and the scratchpad were counted for the steps of the elements.
-        """
+        """Return the columns as positions; ``None`` if vectors are aligned already or another step were needed."""
         m = columns[0] if len(columns) == 1 else None
         found = row_shift(anchor, tensors, m.vector) if m is not None and m.interleaved else None
         if m is None or found is None or found.axis != m.name:
             return None
-        if not found.fits(m.extent, m.steps * m.tile):
+        if not found.fits(m.extent, m.steps * m.tile):  # registers and scratchpad were counted for the elements' steps
             return None
         positions = found.positions(m.extent)
         return cls(found, replace(m, extent=positions, slack=positions - m.extent))
@@ -47,12 +44,12 @@ class Shifted:
     def columns(
         self, positions: Mapping[str, Expr], maps: Sequence[AxisMap], rows: Mapping[str, Expr]
     ) -> dict[str, Expr]:
-        """Return the columns at positions along ``maps``, of which only one with slack is shifted."""
+        """Return the columns at positions along ``maps``; only the map with slack is shifted."""
         behind = tirx.floormod(emit_index(self.shift.start, rows), self.shift.width)
         return {m.name: positions[m.name] - behind if m.slack else positions[m.name] for m in maps}
 
     def at_edge(self, at: Registers) -> bool:
-        """Whether the chunk at a register point may lie outside a row, or in it in part."""
+        """Whether the chunk at a register point may lie outside a row, wholly or partly."""
         return self.map.name in at.edges
 
     def inside(self, at: Registers, env: Mapping[str, Expr]) -> list[Expr]:
@@ -63,10 +60,7 @@ class Shifted:
         return [column >= 0, column < self.elements]
 
     def chunk(self, at: Registers, env: Mapping[str, Expr], whole: Stmt, element: Callable[[Expr], Stmt]) -> Stmt:
-        """Return what is done with a chunk: ``whole`` at once, or at an edge of the row ``element`` by element.
-
-        ``env`` holds the column of its first element.
-        """
+        """Return ``whole`` for a chunk, or ``element`` by element at an edge; ``env`` has its first column."""
         if not self.at_edge(at):
             return whole
         first, width = env[self.map.name], self.map.vector

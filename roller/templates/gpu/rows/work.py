@@ -1,4 +1,4 @@
-"""The work of row programs: loads and stores, shuffles, exchanges in scratchpad, the chain of a block.
+"""Work of row programs: loads and stores, shuffles, exchanges in scratchpad, the latency chain of a block.
 
 Instruction counts are those of PTX and machine code (NVRTC 12.9) of softmax, norms and sums.
 """
@@ -30,9 +30,9 @@ from roller.tile.transactions import tile_transaction_bytes
 
 #: A conversion from or to half precision, per element.
 HALF_INSTRUCTIONS = 1.0
-#: Instructions in the FMA pipes of a special function (exponential: argument reduction; division: Newton steps).
+#: FMA-pipe instructions of a special function (exponential: argument reduction; division: Newton steps).
 SPECIAL_INSTRUCTIONS = 7.0
-#: A shuffle and what combines it.
+#: A shuffle, and the operation that combines its result.
 SHUFFLE_INSTRUCTIONS = 2.0
 
 
@@ -40,7 +40,7 @@ def row_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> Work:
     """Return the work of every block of row programs, all stages and steps as one."""
-    del copies, laid  # loads go to registers, and threads read what they left themselves, side by side
+    del copies, laid  # loads go to registers, and threads reread adjacent words of their own
     per_unit, schedulers, lanes = spec.compute.ops_per_cycle_per_unit, spec.teu.schedulers_per_unit, spec.teu.lanes
     rate = per_unit["issue"] / lanes / schedulers
     slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
@@ -66,7 +66,7 @@ def row_work(
 
 
 def row_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
-    """Return a thread's instructions that load, and that store, over the whole launch of its block."""
+    """Return a thread's load and store instructions over the whole launch of its block."""
     shape = RowShape.of(batch.geometry)
     loads, stores = edge_instructions(batch), np.zeros(len(batch))
     steps = batch.steps
@@ -87,10 +87,8 @@ def row_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
 
 
 def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds a unit's load and store pipe needs for all accesses of one block.
-
-    An access takes a cycle for every line its lanes touch: neighbours share one, lanes with rows of their own do not.
-    """
+    """Return the seconds a unit's load and store pipe needs for all accesses of one block."""
+    # An access takes a cycle per line that its lanes touch: neighbours share one, lanes with rows of their own do not.
     shape, line = RowShape.of(batch.geometry), line_bytes(spec)
     lanes = teu_lanes(batch, spec.teu.lanes)
     total = np.zeros(len(batch))
@@ -114,12 +112,9 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: float) -> tuple[Floats, Floats]:
-    """Return cycles of a TEU's scheduler for the arithmetic of all stages, and its instructions, per block.
-
-    ``rates`` are operations per cycle and unit, ``lanes_cycles`` lanes times schedulers: one instruction of a TEU takes
-    ``lanes_cycles / rate`` cycles. What depends on no column counts once per row; an exponential that two stages share
-    counts once where the row is kept.
-    """
+    """Return a scheduler's cycles for the arithmetic of all stages, and its instructions, per block."""
+    # ``rates``: operations per cycle and unit; ``lanes_cycles``: lanes times schedulers, so that one instruction of a
+    # TEU takes ``lanes_cycles / rate`` cycles.
     points = (batch.register_points * batch.steps * batch.register_outputs).astype(np.float64)
     outputs = batch.register_outputs.astype(np.float64)
     # Computed again in every stage that needs it, unless the row is kept.
@@ -138,7 +133,7 @@ def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: f
 
 
 def row_exchange(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the cycles all lanes of a row need to meet, one block alone, and a thread's instructions for it."""
+    """Return the cycles of all exchanges between lanes of a block alone, and a thread's instructions for them."""
     cycles = instructions = np.zeros(len(batch))
     for r, times in Counter(RowShape.of(batch.geometry).reductions).items():
         way = r.meeting(batch)
@@ -153,7 +148,7 @@ def row_exchange(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
 
 
 def _shuffles(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tuple[Floats, Floats]:
-    """Return what shuffles take, and one meeting of several warps in the scratchpad."""
+    """Return cycles and instructions of shuffles, and of one exchange between warps in the scratchpad."""
     del reduction
     (lanes, _), held = lane_counts(batch), batch.register_outputs.astype(np.float64)
     latency, barrier = _latency_cycles(spec)
@@ -165,7 +160,7 @@ def _shuffles(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tu
 
 
 def _gathers(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tuple[Floats, Floats]:
-    """Return what it takes the first lane to add what the others left in the scratchpad, and to tell them."""
+    """Return cycles and instructions of the first lane adding the others' accumulators and sharing the result."""
     (lanes, _), held = lane_counts(batch), batch.register_outputs.astype(np.float64)
     latency, barrier = _latency_cycles(spec)
     vector = moved_elements(batch.register_outputs, reduction.itemsize_bytes)
@@ -182,11 +177,9 @@ def _latency_cycles(spec: DeviceSpec) -> tuple[float, float]:
 
 
 def row_chain_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the memory latencies that one block alone waits for, one after the other.
-
-    A row that is kept comes once; a step waits for its loads before the next one issues its own.
-    """
+    """Return the memory latencies that one block alone waits for, one after the other."""
     shape = RowShape.of(batch.geometry)
+    # A kept row is loaded once; a step waits for its loads before the next one issues its own.
     far, near = spec.layer("global").latency_s or 0.0, spec.layer("l2").latency_s or 0.0
     readers = sum(1 for s in shape.stages if s.loads and len(s.axes) > batch.geometry.spatial.sum())
     again = max(0, readers - 1)

@@ -1,6 +1,7 @@
 """Template of streaming kernels: every element of an output once, no reduction.
 
-A thread loads all vectors of its tile before it stores the first: as many bytes are in flight as the tile holds.
+A thread loads all vectors of its tile before it stores the first, so that as many bytes are in flight as the tile
+holds.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from roller.templates.gpu.emit.staging import Domain, copy_tile, stage_tile
 from roller.tile import RProgram
 from roller.tile.layout import has_tile
 
-#: Threads of a block where the program has no tile for a stage (the smaller stages of a fallback).
+#: Threads of a block if the program has no tile for a stage (the smaller stages of a fallback).
 _THREADS = 256
 
 
 def streaming_kernel(
     ctx: Context, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int] = MappingProxyType({})
 ) -> Stmt:
-    """Return the kernel of an element-wise stage."""
+    """Return the kernel of an element-wise stage; ``staged`` maps transposed inputs to their rows' padding."""
     return _Streaming(ctx, s, [whole_vectors(m) for m in maps], staged).kernel()
 
 
 class _Streaming:
-    """Everything one streaming kernel needs while it is written."""
+    """State of one streaming kernel while it is written."""
 
     def __init__(self, ctx: Context, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int]) -> None:
         self.ctx, self.stage, self.maps = ctx, s, maps
@@ -81,11 +82,11 @@ class _Streaming:
 
     @cached_property
     def _body(self) -> Scalar:
-        """The value of an element, its loads named where they are fetched or staged."""
+        """Body of the stage, its loads named if they are fetched or staged."""
         return named_loads(self.stage.body, {**self.apart, **{f.load: f.name for f in self.found}})
 
     def _place(self, at: Registers, only: Sequence[AxisMap]) -> tuple[dict[str, Expr], list[Expr]]:
-        """Coordinates of a register point along ``only``, and the conditions under which they exist."""
+        """Return a register point's coordinates along ``only``, and the conditions under which they exist."""
         env = {
             m.name: b * m.tile + m.local(t, at.chunk[m.name]) + at.offset[m.name]
             for m, b, t in zip(self.maps, self.blocks, self.threads, strict=True)
@@ -117,7 +118,7 @@ class _Streaming:
         return when(inside, vector_store(target, neighbour(store_at, env, vector.name), lane, vector.vector))
 
     def _value(self, at: Registers, env: Mapping[str, Expr]) -> Expr:
-        """Value of the element at ``env``, whose operands registers hold at ``at``."""
+        """Return the element at ``env``, whose operands registers hold at ``at``."""
         local = {f.name: element_reader(f.buffer, f.index(at)) for f in self.found}
         inside_tile = {a: x - self.base[a] for a, x in env.items()}
         local |= {self.apart[t.load]: element_reader(t.target, t.offset(inside_tile)) for t in self.tiles}
@@ -130,7 +131,7 @@ def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[St
 
 
 def stream_of(ctx: Context, s: Stage, program: RProgram) -> Stmt:
-    """Return the kernel of an element-wise stage, by the program where it is of the same axes."""
+    """Return the kernel of an element-wise stage, by the program if their axes agree."""
     order = store_order(s)
     anchor = ctx.expr.anchor
     if {a.name: a.extent for a in order} == {a.name: a.extent for a in anchor.spatial_axes} and anchor.combiner is None:

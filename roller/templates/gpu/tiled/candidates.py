@@ -1,4 +1,4 @@
-"""The pool of tiled GPU programs of one canonical form, as arrays (scale-up, then scale-out)."""
+"""Candidate tiled GPU programs of one canonical form, as arrays (scale-up, then scale-out)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from roller.tile.structures import TILED, structure_of
 _STEPS = 8
 
 
-#: Parts a reduction is split into where blocks are few, blocks per unit they may make, and steps left to each of more.
+#: Parts a reduction is split into if blocks are few; most blocks per unit; least steps of each of more parts.
 SPLITS, _FULL, _LEAST_STEPS = (2, 4, 8, 16), 4, 2
 
-#: Register tiles per doubling of their outputs, at least.
+#: Least number of register tiles per doubling of their outputs.
 _KERNELS = 4
 #: Block tiles grown side by side per step, and ways followed from each.
 _STATES, _BRANCH = 256, 2
 
 
 def plain(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the batch of programs without a pipeline, at most ``options.pool`` before their reductions are split."""
+    """Return the batch of programs without a pipeline, at most ``options.pool`` before splits of reductions."""
     return [_tiled(geometry, spec, options)] if structure_of(geometry).reuses else []
 
 
@@ -73,10 +73,7 @@ def step_tables(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], In
 
 
 def kernels(geometry: Geometry, spec: DeviceSpec, seen: Growth | None = None) -> Ints:
-    """Return the register tiles that blocks are grown from, ``(N, axes)``; ``seen`` is told of their growth.
-
-    Where windows alone are reduced the innermost one is unrolled with the outputs or not: they share operands then.
-    """
+    """Return the register tiles that blocks are grown from, ``(N, axes)``; ``seen`` records their growth."""
     one, usable = np.ones(1, np.int64), spec.limits.usable_registers_per_thread or 0
 
     def fits(tiles: Ints) -> np.ndarray:
@@ -85,6 +82,7 @@ def kernels(geometry: Geometry, spec: DeviceSpec, seen: Growth | None = None) ->
     keep = max(_KERNELS, 4 * _KERNELS // max(1, int(geometry.spatial.sum())))  # few axes have few shapes of a TEU
     start = np.ones(len(geometry.names), np.int64)
     registers = register_tiles(geometry, fits, keep, start, seen)
+    # The innermost of windows is also tried unrolled with the outputs: they share operands then.
     if geometry.window_axes[~geometry.spatial].all():
         last = int(np.flatnonzero(~geometry.spatial)[-1])
         start[last] = geometry.extents[last]
@@ -95,11 +93,7 @@ def kernels(geometry: Geometry, spec: DeviceSpec, seen: Growth | None = None) ->
 def most_promising(
     geometry: Geometry, spec: DeviceSpec, visited: Ints, steps: dict[tuple[int, ...], Ints], count: int
 ) -> Ints:
-    """Return the ``count`` states of least bound, in the order visited.
-
-    The bound of a block is that of its arithmetic, with the reduction step of most use, or of what it moves through
-    the shared cache.
-    """
+    """Return the ``count`` states of least bound (arithmetic or shared cache), in the order visited."""
     if len(visited) <= count:
         return visited
     a = len(geometry.names)
@@ -119,7 +113,7 @@ def _even_sample(rows: Ints, count: int) -> Ints:
 
 
 def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions) -> TileBatch:
-    """Keep what fits the scratchpad and the padding allowed; add split-K variants where blocks are few."""
+    """Keep tiles that fit the scratchpad and the allowed padding; add split-K variants if blocks are few."""
     batch = TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), geometry.load_names)
     keep = scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes
     keep &= padding_allowed(geometry, block, options)
@@ -130,7 +124,7 @@ def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, o
 
 
 def joined(parts: Sequence[TileBatch]) -> TileBatch:
-    """Return programs that differ in tiles and splits alone as one batch, in their order."""
+    """Return programs that differ only in tiles and splits as one batch, in their order."""
     if len(parts) == 1:
         return parts[0]
     return replace(
@@ -142,7 +136,7 @@ def joined(parts: Sequence[TileBatch]) -> TileBatch:
 
 
 def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
-    """Return the programs with their reduction split over blocks, where outputs alone make too few of them."""
+    """Return the programs with their reduction split over blocks if outputs make too few blocks."""
     found = []
     for split in splits(spec):
         some = np.flatnonzero(is_split_useful(batch.blocks, batch.steps, split, spec))
@@ -153,31 +147,28 @@ def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
 
 
 def is_split_useful(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSpec) -> np.ndarray:
-    """Mask of whole tiles of so many blocks and steps that the pool splits into ``parts``: units are left idle."""
-    further = np.asarray(parts) > max(SPLITS)  # where the first ones leave units idle, and with steps to overlap
+    """Mask of unsplit tiles to split into ``parts``: they leave units idle, and every part has enough steps."""
+    further = np.asarray(parts) > max(SPLITS)  # only if fewer parts leave units idle, and with steps to overlap
     useful = (blocks < spec.units) & (steps > 1) & (blocks * parts <= _FULL * spec.units)
     useful &= steps >= parts * np.where(further, _LEAST_STEPS, 1)
     return np.asarray(useful & (~further | (4 * blocks * parts > 3 * spec.units)))
 
 
 def splits(spec: DeviceSpec) -> tuple[int, ...]:
-    """Return the parts a reduction may be split into: up to what fills the device a few times over with one tile."""
+    """Return the parts a reduction may be split into: at most those that make a few blocks per unit of one tile."""
     return (*SPLITS, *(1 << n for n in range(max(SPLITS).bit_length(), (_FULL * spec.units).bit_length())))
 
 
 def _grow_blocks(
     geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions, seen: Growth | None
 ) -> Ints:
-    """Grow blocks by threads per axis; a state is ``[register tile | threads]`` (rows of ``2 * axes``).
-
-    Threads double, finish their axis, or go on to the next number that divides it; finished blocks fill whole TEUs.
-    """
+    """Grow blocks by threads per axis; a state is ``[register tile | threads]`` (rows of ``2 * axes``)."""
     a = len(geometry.names)
     visited = [states]
     limit = spec.limits.threads_per_block or 0
     spatial_axes = np.flatnonzero(geometry.spatial)
     jumps = [_next_divisor(int(geometry.extents[x]), states[:, x], limit) for x in spatial_axes]
-    for _ in range(5):
+    for _ in range(5):  # threads double, finish their axis, or go on to the next number that divides it
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
         table = np.repeat(states[None], 2 * len(spatial_axes), axis=0)
@@ -208,7 +199,7 @@ def _grow_blocks(
 
 
 def _next_divisor(extent: int, registers: Ints, limit: int) -> Ints:
-    """Return, per register extent and threads, the next larger number of threads that divides the tiles of an axis."""
+    """Return the next larger number of threads that divides an axis's tiles, per register extent and threads."""
     now = np.arange(limit + 1)
     table = np.empty((int(registers.max()) + 1, limit + 1), np.int64)
     for r in np.flatnonzero(np.bincount(registers)):
@@ -221,7 +212,7 @@ def _next_divisor(extent: int, registers: Ints, limit: int) -> Ints:
 
 
 def _spatial_score_terms(geometry: Geometry, block: Ints) -> tuple[np.ndarray, np.ndarray]:
-    """Traffic and footprint (elements) of one reduction point per block: what the axes' scores compare."""
+    """Return traffic and footprint (bytes) of one reduction point per block, which axes' scores compare."""
     outputs = geometry.blocks(block).astype(np.float64)
     loads = sum((a.elements(block) * float(a.tensor.itemsize_bytes) for a in geometry.loads), np.zeros(len(block)))
     return loads * outputs, loads

@@ -1,7 +1,7 @@
 """Template of the tiled reduction: scratchpad tiles, register tiles, fused epilogue, split reduction.
 
-Per block: for every step of the reduction, all threads copy the staged tiles, then each thread
-multiplies register fragments into its accumulators; the epilogue runs on the accumulators.
+In every step of the reduction all threads of a block copy the staged tiles, then each thread multiplies register
+fragments into its accumulators; the epilogue runs on the accumulators.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _VECTOR_WORDS = 4
 
 @dataclass(frozen=True)
 class View:
-    """Where a thread finds the elements of a staged tile: in ``source``, ``offset`` on, seen from place ``lane``."""
+    """Place of a staged tile's elements: ``source`` from ``offset`` on, relative to the thread's place ``lane``."""
 
     source: Buffer
     offset: Expr
@@ -70,10 +70,7 @@ class View:
 
 @dataclass(frozen=True)
 class Point:
-    """One reduction point: start of the current tile along every axis, and place in the tile.
-
-    ``views`` are of the slots of the current step.
-    """
+    """One reduction point: start of the current tile and place in it along every axis; views of the tiles' slots."""
 
     base: Mapping[str, Expr]
     inner: Mapping[str, Expr]
@@ -82,7 +79,7 @@ class Point:
 
 @dataclass
 class Tiled:
-    """Everything one tiled kernel needs while it is written."""
+    """State of one tiled kernel while it is written."""
 
     ctx: Context
     stage: Stage
@@ -131,27 +128,27 @@ class Tiled:
         return math.gcd(self.domain.tile[axis], _VECTOR_WORDS)
 
     def _mask_axes(self) -> list[str]:
-        """Reduction axes whose padding must be masked in the body."""
+        """Return the reduction axes whose padding must be masked in the body."""
         neutral = COMBINERS[self.stage.combiner or "sum"].neutral
         out = []
         for a in self.stage.reduction_axes:
             if not self.domain.beyond(a.name):
                 continue
             fixed = {ld: t.fill for ld, t in self.tiles.items() if t.masked(a.name, self.domain)}
-            # A load in place is guarded against every padded axis it moves with.
+            # An unstaged load is guarded against every padded axis it moves with.
             fixed.update({ld: 0.0 for ld in self.stage.loads if ld not in self.tiles and ld.outside == 0.0})
             if not padding_is_neutral(self.stage, a.name, fixed, neutral):
                 out.append(a.name)
         return out
 
     def local(self, m: AxisMap, at: Registers) -> Expr:
-        """Position of a register point within the block tile."""
+        """Return the position of a register point within the block tile."""
         return m.local(self.lane[m.name], at.chunk[m.name]) + at.offset[m.name]
 
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Initialise the accumulators, then all steps of this block's share of the reduction."""
+        """Return the initial accumulators, then all steps of this block's share of the reduction."""
         neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
         init = register_points(self.maps, lambda at: store(self.acc, neutral, register_index(self.maps, at)))
         body = self._reduction()
@@ -188,7 +185,7 @@ class Tiled:
         ).statement()  # fmt: skip
 
     def _start(self, outer: Mapping[str, Expr]) -> dict[str, Expr]:
-        """Start of the current tile along every axis."""
+        """Return the start of the current tile along every axis."""
         return {**self.base, **{a: o * self.domain.tile[a] for a, o in outer.items()}}
 
     def _step(self, outer: Mapping[str, Expr]) -> Stmt:
@@ -198,7 +195,7 @@ class Tiled:
         return seq([*copies, self._inner(base, views)])
 
     def _in_slot(self, base: Mapping[str, Expr], slot: Expr) -> Stmt:
-        """Return the arithmetic of a step on a slot of the tiles, which the thread's own place is found in first."""
+        """Return the arithmetic of a step on a slot of the tiles, after computing the thread's own place."""
         nowhere = {m.name: num(0) for m in self.maps}
         lanes = {m.name: m.local(self.lane[m.name], num(0)) for m in self.maps}
         here = {**{a: num(0) for a in self.stage.extents}, **lanes}
@@ -206,18 +203,18 @@ class Tiled:
         views = {}
         mixed = len({t.target.name for t in self.tiles.values() if t.target.scope() == "shared.dyn"}) > 1
         for n, (ld, t) in enumerate(self.tiles.items()):
-            # Without bfloat16 of the target's own, TVM makes tiles of it float32, and a pointer would not know.
+            # On targets without bfloat16 TVM makes its tiles float32, and a pointer's type would be wrong.
             if mixed or (dtype_name(t.target) == "bfloat16" and not self.ctx.async_copies):
                 views[ld] = View(t.target, t.slot(slot), self.lane)
                 continue
             statement, start_here = start(f"at{n}", t.target, t.slot(slot) + t.offset(here))
             names.append(statement)
-            # It starts at the thread's place, the constants of the tile's indices included.
+            # The buffer starts at the thread's place, which includes the constants of the tile's indices.
             views[ld] = View(start_here, num(-t.constant), nowhere)
         return seq([*names, self._inner(base, views)])
 
     def _inner(self, base: Mapping[str, Expr], views: Mapping[Load, View]) -> Stmt:
-        """Loops over one step of the reduction, the innermost ones unrolled within the budget."""
+        """Return loops over one step of the reduction, the innermost ones unrolled within the budget."""
         budget = max(1, UNROLL_BUDGET // register_count(self.maps))
         plan: list[tuple[str, int, bool]] = []
         depth = max(f.depth for f in self.fragments)
@@ -247,7 +244,7 @@ class Tiled:
         return at(0, {})
 
     def _points(self, p: Point, axis: str, depth: int) -> Stmt:
-        """Combine ``depth`` successive points of the innermost reduction axis, of which ``p`` counts the groups."""
+        """Combine ``depth`` successive points of the innermost reduction axis; ``p`` counts groups of them."""
         if depth == 1:
             return self._multiply(p, num(0))
         first = p.inner[axis] * depth
@@ -262,10 +259,7 @@ class Tiled:
         return with_buffers([f.target for f in deep], seq([*fills, body]))
 
     def _multiply(self, p: Point, ahead: Expr) -> Stmt:
-        """Load the fragments of one reduction point and combine them into the accumulators.
-
-        Of fragments that hold several points, the one ``ahead`` of their first is meant.
-        """
+        """Combine one reduction point into the accumulators; ``ahead`` is its index in deep fragments."""
         single = [f for f in self.fragments if f.depth == 1]
         fills = [self._load_fragment(f, p) for f in single]
         body = named_loads(self.stage.body, {f.load: f.name for f in self.fragments})
@@ -292,7 +286,7 @@ class Tiled:
         staged = tile
         vector = None if f.depth > 1 else vector_map(tile, maps, self.domain)
         view = p.views[f.load]
-        # The vector is the last of maps only by chance: neighbours in the fragment may lie apart.
+        # The vector need not be the last of maps: neighbours in the tile may not be adjacent in the fragment.
         stride = register_count(maps[maps.index(vector) + 1 :]) if vector else 1
         width = vector.vector if vector else f.depth
 
@@ -310,7 +304,7 @@ class Tiled:
         return register_points(maps, fill, vector=vector.name if vector else None)
 
     def _in_place(self, f: OperandFragment, at: Registers, p: Point) -> Stmt:
-        """Read one element of an input that is not staged, guarded where padding could leave the tensor."""
+        """Read one element of an unstaged input, guarded if padding could leave the tensor."""
         ld, maps, frag = f.load, f.maps, f.target
         env = {**p.base, **{a: p.base[a] + v for a, v in p.inner.items()}}
         env.update({m.name: self.base[m.name] + self.local(m, at) for m in maps})
@@ -328,10 +322,7 @@ class Tiled:
         return kernel((self.block, self.thread), seq([self.accumulate(), self.write(result, target, prefix)]))
 
     def write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
-        """Write the result of the accumulators: the stage itself, its epilogue, or a partial result.
-
-        ``prefix`` are leading indices of ``target`` (the part of a split reduction).
-        """
+        """Write the accumulators to ``target`` at leading indices ``prefix``, through the epilogue if any."""
         results = Results.of(result)
         vector = next((m for m in self.maps if results.vector(m.name, m.extent, m.vector) > 1), None)
         width = vector.vector if vector else 1

@@ -1,7 +1,7 @@
-"""What a thread reads of the staged tiles into registers, and in how wide reads of the scratchpad.
+"""A thread's reads of the staged tiles into registers, and their widths.
 
-Reads are made wide here, not left to the compiler: it finds neighbours only where it can prove how an address is
-aligned, and storage padding or a slot of a pipeline are enough to hide that.
+The template makes reads wide itself: the compiler finds neighbours only if it can prove an address's alignment, and
+storage padding or slots of a pipeline hide that.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from roller.tile.access import VECTOR_BYTES
 
 @dataclass(frozen=True)
 class OperandFragment:
-    """Registers of one load: ``depth`` reduction points of the innermost axis per register point of ``maps``.
-
-    The points of one register point are neighbours in the scratchpad and read at once.
-    """
+    """Registers of a load: ``depth`` innermost reduction points, read at once, per register point of ``maps``."""
 
     load: Load
     name: str
@@ -38,7 +35,7 @@ class OperandFragment:
 
 
 def vector_map(tile: StagedTile, maps: tuple[AxisMap, ...], domain: Domain) -> AxisMap | None:
-    """Return the axis along which a thread's chunks are aligned vectors of the scratchpad tile, if there is one."""
+    """Return the axis along which a thread's chunks are aligned vectors of the scratchpad tile, if any."""
     for m in maps:
         if m.vector > 1 and (m.interleaved or m.registers % m.vector == 0) and _runs(tile, m.name, m.vector, domain):
             return m
@@ -46,12 +43,12 @@ def vector_map(tile: StagedTile, maps: tuple[AxisMap, ...], domain: Domain) -> A
 
 
 def depth_of(tile: StagedTile | None, axis: str, width: int, domain: Domain) -> int:
-    """Return how many of ``width`` successive points of a reduction axis one read brings: all of them, or one."""
+    """Return how many of ``width`` successive points of a reduction axis one read brings: all, or one."""
     return width if tile is not None and width > 1 and _runs(tile, axis, width, domain) else 1
 
 
 def _runs(tile: StagedTile, axis: str, width: int, domain: Domain) -> bool:
-    """Whether aligned chunks of ``width`` along an axis are aligned vectors of the tile, wherever the others are."""
+    """Whether aligned chunks of ``width`` along an axis are always aligned vectors of the tile."""
     dtype = dtype_name(tile.target)
     if width * DTYPE_BYTES[dtype] > VECTOR_BYTES:
         return False
@@ -68,13 +65,10 @@ def _runs(tile: StagedTile, axis: str, width: int, domain: Domain) -> bool:
 
 
 def read_vector(width: int, element: Callable[[Expr], Expr], dtype: str, put: Callable[[Expr, Expr], Stmt]) -> Stmt:
-    """Read ``width`` neighbours of the scratchpad at once and ``put(v, value)`` them into registers.
-
-    Half types are read as they are and converted one by one behind the read: a conversion amid it would make ``width``
-    reads of two bytes.
-    """
+    """Read ``width`` neighbours of the scratchpad at once and ``put(v, value)`` them into registers."""
     if compute_dtype(dtype) == dtype:
         return vector_loop(width, lambda v: put(v, element(v)))
+    # Half types are converted after the read: a conversion within it would make ``width`` reads of two bytes.
     raw = buffer("narrow", (width,), dtype, "local")
     read = vector_loop(width, lambda v: store(raw, element(v), v))
     return with_buffers([raw], seq([read, loop("e", width, lambda v: put(v, promote(load(raw, v))), unroll=True)]))

@@ -1,9 +1,8 @@
-"""The reduction of a tiled kernel as a pipeline: tiles of later steps on their way while this one is multiplied.
+"""The reduction of a tiled kernel as a pipeline: tiles of later steps are copied during the arithmetic of this one.
 
-Staged tiles have several *slots* in the scratchpad. Where the target copies asynchronously the ring is filled
-``stages - 1`` steps ahead, and the copies of a step pass no register. Elsewhere two slots alternate, and a thread holds
-its share of the next tile in registers while it multiplies this one. Either way one barrier a step is enough: what it
-separates is the last use of a slot from its next filling, and the filling from the first use.
+Staged tiles have several *slots*. With asynchronous copies the ring is filled ``stages - 1`` steps ahead, without
+registers. Otherwise two slots alternate, and a thread holds its share of the next tile in registers meanwhile. Either
+way one barrier per step separates a slot's last use from its next filling, and the filling from its first use.
 """
 
 from __future__ import annotations
@@ -40,7 +39,12 @@ from roller.tile.vectors import is_asynchronous
 class Pipeline:
     """A reduction of ``count`` steps whose tiles have ``stages`` slots.
 
-    ``base`` gives the start of the tile of every axis at a step, ``multiply`` the arithmetic of a step on its slot.
+    Parameters
+    ----------
+    base
+        Start of the tile of every axis at a step.
+    multiply
+        Arithmetic of a step on its slot.
     """
 
     ctx: Context
@@ -66,8 +70,8 @@ class Pipeline:
         return self._through_registers()
 
     def _inside(self, step: int | Expr) -> list[Expr]:
-        """Condition that a step exists."""
-        if isinstance(step, int) and isinstance(self.count, Many):  # written, not decided
+        """Return the condition that a step exists."""
+        if isinstance(step, int) and isinstance(self.count, Many):  # emit the test: the count varies
             return [tirx.LT(num(step), num(self.count))]
         if isinstance(step, int) and is_certain(self.count):
             return [] if step < self.count else [tirx.const(False, "bool")]
@@ -82,7 +86,7 @@ class Pipeline:
         ahead = self.stages - 1
 
         def fill(step: Expr) -> Stmt:
-            # Groups are counted, also those of steps there are not: the wait of step n is for group n.
+            # Groups of nonexistent steps count too: the wait of step n is for group n.
             return seq([when(self._inside_loop(step, ahead), self._copy(step, step)), device.copy_commit()])
 
         def one(step: Expr) -> Stmt:
@@ -100,7 +104,7 @@ class Pipeline:
         return seq([loop("fill", ahead, fill), loop("step", self.count, one)])
 
     def _inside_loop(self, step: Expr, extent: int) -> list[Expr]:
-        """Condition that a step of a loop over ``extent`` steps exists."""
+        """Return the condition that a step of a loop over ``extent`` steps exists."""
         return [] if is_certain(self.count) and extent <= self.count else self._inside(step)
 
     def _copy(self, step: Expr, slot: Expr) -> Stmt:

@@ -1,8 +1,7 @@
-"""What no layout of tiled programs beats: a bound close enough to tell which programs are worth laying out.
+"""A lower bound over all layouts of tiled programs, tight enough to tell which programs are worth laying out.
 
-A layout in scratchpad decides storage padding and vectors. Padding takes blocks off a unit and may narrow copies; the
-waves that are left may all the same end better, so that the bound is the least over every number of blocks that a
-padding may leave.
+A layout chooses storage padding and vectors. Padding reduces the blocks per unit and may narrow copies, and yet the
+remaining waves may end better: the bound is the least over every number of blocks that a padding may leave.
 """
 
 from __future__ import annotations
@@ -32,15 +31,7 @@ from roller.tile.layout import PADDING_STEPS
 
 
 class LeastLaidOut:
-    """Times that no layout of each tiled program beats.
-
-    Parameters
-    ----------
-    batch
-        Programs of structure ``tiled``.
-    spec
-        A GPU.
-    """
+    """Times that no layout of each tiled program beats."""
 
     def __init__(self, batch: TileBatch, spec: DeviceSpec) -> None:
         self._batch, self._spec = batch, spec
@@ -48,17 +39,14 @@ class LeastLaidOut:
         self._copies = _least_copies(batch, spec)
 
     def likely_s(self) -> Floats:
-        """Return bounds of layouts that take no block off a unit, ``(N,)``; infinite where none fits the device."""
+        """Return bounds of layouts that keep the blocks per unit, ``(N,)``; infinite if none fits the device."""
         resident = np.maximum(self._most, 1)
-        # Of the whole batch, so that its parts know what it computed.
+        # For the whole batch, whose memo its parts share.
         every = least_held_s(self._batch, self._spec, resident, self._copies, PHASES)
         return np.where(self._most > 0, every, np.inf)
 
     def least_s(self, likely: Floats, limit_s: float) -> Floats:
-        """Return bounds of all layouts, ``(N,)``, those above ``limit_s`` at least that.
-
-        ``likely`` is what :meth:`likely_s` returned. Transactions are counted here, which takes longer.
-        """
+        """Return bounds of all layouts, ``(N,)``; a value above ``limit_s`` only means that the bound exceeds it."""
         found = np.full(len(self._batch), np.inf)
         rows = np.flatnonzero((likely > limit_s) & (self._fewest < self._most))
         fewer = rows[self._of(rows, self._most, most=True)[rows] <= limit_s]
@@ -92,7 +80,7 @@ class LeastLaidOut:
 
 
 def _resident(batch: TileBatch, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return the fewest (one at least) and the most blocks that a unit holds, whatever the layout."""
+    """Return the fewest (at least one) and the most blocks that a unit holds, over all layouts."""
     pads = {a.tensor.name: np.full(len(batch), _most_padding(a.tensor.itemsize_bytes)) for a in batch.staged_loads}
     fewest, _ = held_blocks(batch, spec, scratchpad_bytes(batch, pads), allocated_registers(batch, spec))
     least_wanted = register_words(batch) + held_registers(batch, spec) + BASE_REGISTERS
@@ -105,7 +93,7 @@ def _most_padding(itemsize_bytes: int) -> int:
 
 
 def _least_copies(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the least copy instructions per block and step, and those for addresses, of rows padded anyhow."""
+    """Return the least copy instructions per block and step, and those of addresses, over all paddings."""
     every, addresses = unstaged_copies(batch), np.zeros(len(batch))
     for a in batch.staged_loads:
         axes, widths, counted = axes_of(a, batch), list[Ints](), []

@@ -1,4 +1,4 @@
-"""Programs one step from a tiled one: other splits, pipelines and orders of blocks."""
+"""Neighbours of a tiled program: other splits, pipelines and orders of blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPLITS = (1, 2, 4, 8, 16)
 
 
 def neighbours(place: Place) -> Iterator[TileBatch]:
-    """Yield the program with its reduction split otherwise, then its pipelines and orders of blocks."""
+    """Yield the program with other splits of its reduction, then other pipelines and orders of blocks."""
     yield from splits(place)
     yield from variants(place)
 
@@ -33,7 +33,7 @@ def splits(place: Place) -> Iterator[TileBatch]:
 
 
 def variants(place: Place) -> Iterator[TileBatch]:
-    """Yield the program with a tile more or less in flight, and with other orders of blocks."""
+    """Yield the program with one more or one fewer tile in flight, and with other orders of blocks."""
     if not place.options.pipelining or ELEMENT in place.geometry.names:
         return
     for stages in beside(place.stages, (1, *stage_choices(place.spec))):

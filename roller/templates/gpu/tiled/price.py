@@ -1,4 +1,4 @@
-"""The price of tiled programs: what the threads of every kernel are priced by, and nothing else."""
+"""Price of tiled programs: the default phases of threads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Pipelines, orders of blocks and other splits for the most promising tiled programs of a pool.
+"""Pipelines, orders of blocks and other splits for the most promising tiled programs.
 
-How many tiles are in flight and in which order blocks run changes neither tiles nor layouts, so only the programs that
-could win are priced with each choice, and a choice is offered where it makes its program faster.
+These choices change neither tiles nor layouts, so only programs that could win are priced with each, and a choice is
+offered if it makes its program faster.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.geometry import Ints
 from roller.tile.program import RProgram
 
-#: Programs looked at, by the bound of a plain program and then by that of a pipeline.
+#: Programs considered, by the bound of a plain program and then by that of a pipeline.
 _PLAIN, _PIPELINED = 1024, 160
 #: Programs priced with other orders of blocks.
 _RASTERED = 32
-#: Tiles whose reduction is split into other numbers of parts, those numbers, and waves of one block per unit that are
-#: still few, and that parts may make at most.
+#: Tiles whose reduction is split into other numbers of parts; those numbers; waves of one block per unit that count as
+#: few; most waves that parts may make.
 _SPLIT_TILES, _PARTS, _FEW_WAVES, _MOST_WAVES = 40, (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64), 3, 12
 #: Waves of one block per unit that parts may fill exactly.
 _FULL_WAVES = (1, 2, 4, 8)
-#: Copies of a tile, without and with asynchronous copies.
+#: Numbers of copies of a tile, without and with asynchronous copies.
 STAGES_THROUGH_REGISTERS, STAGES = (2,), (2, 3, 4)
-#: Tiles of the slower axis that blocks run over first.
+#: Tiles of the slower axis that blocks cover before the faster axis advances.
 RASTERS = (4, 8, 16)
 
 
@@ -41,11 +41,7 @@ def stage_choices(spec: DeviceSpec) -> tuple[int, ...]:
 
 
 def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> list[TileBatch]:
-    """Return the programs of a plain tiled batch that a pipeline or another order of blocks makes faster.
-
-    Each program with the choice that suits it best: a batch of those without a pipeline and one of pipelines, which
-    remember what they were priced at. With ``splits`` also :func:`other_splits`, as they are and varied.
-    """
+    """Return the tiled programs that a pipeline or another order of blocks makes faster."""
     if not batch.traits.reuses or batch.fragment is not None or not batch.staged_loads or not len(batch):
         return []
     bounds = _Bounds(batch, spec)
@@ -77,7 +73,7 @@ def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> 
 
 
 def _joined(one: TileBatch, other: TileBatch) -> TileBatch:
-    """Return the programs of two batches that differ in nothing common to a batch."""
+    """Return the programs of two batches that differ only in tiles and splits."""
     register, block, split_k = (
         np.concatenate([getattr(b, name) for b in (one, other)]) for name in ("register", "block", "split_k")
     )
@@ -85,7 +81,7 @@ def _joined(one: TileBatch, other: TileBatch) -> TileBatch:
 
 
 def _in_other_orders(batch: TileBatch, stages: Ints, first: np.ndarray, spec: DeviceSpec) -> np.ndarray:
-    """Return the times of some programs with every order of blocks, infinite for all others, ``(orders, N)``."""
+    """Return the times of some programs with every order of blocks, infinite for others, ``(orders, N)``."""
     seconds = np.full((len(RASTERS), len(batch)), np.inf)
     for rows in (first[stages[first] == 1], first[stages[first] > 1]):
         n = 1 if (stages[rows] == 1).all() else np.tile(stages[rows], len(RASTERS))
@@ -118,7 +114,7 @@ class _Bounds:
         return np.asarray(self._two[rows])
 
     def promising(self, rows: np.ndarray) -> np.ndarray:
-        """Return those of some rows that may become the fastest as a pipeline."""
+        """Return those of ``rows`` that may become the fastest as a pipeline."""
         if len(rows) > _PLAIN:
             rows = rows[cheapest(PHASES.bound(self._batch, self._spec)[rows], _PLAIN)]
         if len(rows) > _PIPELINED:
@@ -131,16 +127,13 @@ def _seconds(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Whether an operand does not stay in the shared cache from wave to wave, so that the order of blocks matters."""
+    """Whether an operand exceeds the shared cache, so that the order of blocks matters."""
     capacity = spec.layer("l2").kept_bytes
     return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)
 
 
 def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = None) -> TileBatch:
-    """Return the most promising tiles whose blocks are few, split into the parts that suit them best.
-
-    Pools split into a few powers of two; a last wave of blocks is full with other numbers.
-    """
+    """Return the most promising tiles with few blocks, split into the parts that suit them best."""
     bounds = bounds or _Bounds(batch, spec)
     rows = bounds.promising(np.flatnonzero(batch.blocks // batch.split_k < _FEW_WAVES * spec.units))
     tiles = np.concatenate([batch.register[rows], batch.block[rows]], axis=1)
@@ -163,7 +156,7 @@ def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = No
 
 
 def _parts(blocks: Ints, spec: DeviceSpec) -> Ints:
-    """Return the parts tried per tile of so many blocks, ``(parts, N)``: steps of a half, and those of full waves."""
+    """Return the parts to try per tile of ``blocks`` blocks, ``(parts, N)``: fixed steps, and full waves."""
     steps = [n for k in range(max(_PARTS).bit_length(), 31) for n in (3 << k - 2, 1 << k)]
     many = np.array([n for n in steps if n <= _MOST_WAVES * spec.units], np.int64)
     full = spec.units * np.array(_FULL_WAVES)[:, None] // blocks
@@ -171,5 +164,5 @@ def _parts(blocks: Ints, spec: DeviceSpec) -> Ints:
 
 
 def variants(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return :func:`tiled_variants` of a batch where the options ask for pipelines."""
+    """Return :func:`tiled_variants` of a batch if the options ask for pipelines."""
     return tiled_variants(batch, spec, options.split_k) if options.pipelining else []

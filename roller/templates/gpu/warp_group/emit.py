@@ -1,9 +1,8 @@
 """Template of reductions by warp groups: wgmma reads both operands from scratchpad, sums stay in registers.
 
-Per block, for every step of the reduction: the threads' copies of the step have landed and are published to the matrix
-unit, a barrier, then every warp group starts its products and, while they run, the copies of a later step. With three
-stages or more the products of one step are still running as those of the next start; the stage they read is refilled
-only after the next barrier, which all threads reach after waiting for them.
+In every step, the copies of the step are published to the matrix unit; after a barrier every warp group starts its
+products, and copies a later step meanwhile. With three stages or more, products of one step still run as the next ones
+start; their stage is refilled only after the next barrier, which all threads reach after waiting for them.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _WARP_ROWS = 16
 
 @dataclass
 class WarpGroups(Matrix):
-    """Everything one kernel by warp groups needs while it is written."""
+    """State of one kernel by warp groups while it is written."""
 
     def __post_init__(self) -> None:
         """Lay out the ring of tiles, and the sums of one thread."""
@@ -77,7 +76,7 @@ class WarpGroups(Matrix):
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Clear the sums, then all steps of this block's share of the reduction."""
+        """Return the clearing of the sums, then all steps of this block's share of the reduction."""
         self.ctx.own_barriers = True
         extent = int(self.sums.shape[0])
         zero = tirx.const(0.0, self.fragment.accumulator)
@@ -92,7 +91,7 @@ class WarpGroups(Matrix):
         ahead = self.program.stages - 1 - running
 
         def fill(step: Expr) -> Stmt:
-            # Groups are counted, also those of steps there are not: the wait of step n is for group n.
+            # Groups of nonexistent steps count too: the wait of step n is for group n.
             return seq([when([step < count], self._copies(base(step), step)), device.copy_commit()])
 
         def one(step: Expr) -> Stmt:
@@ -120,7 +119,7 @@ class WarpGroups(Matrix):
         )
 
     def _describe(self) -> Stmt:
-        """Describe this warp group's part of both operands in the first slot: all others are that many units on."""
+        """Describe this warp group's part of both operands in the first slot; others are at fixed distances."""
         found = []
         for n, (t, offset) in enumerate(zip(self.group_tiles, self.offsets, strict=True)):
             own = device.address(self.ring, offset + t.start(self.group[t.axis], 0))
@@ -142,7 +141,7 @@ class WarpGroups(Matrix):
         return seq([device.call("roller_group_fence"), *calls, device.call("roller_group_commit")])
 
     def _described(self, n: int, step: Expr, row: int, k: int) -> Expr:
-        """Return the descriptor of one product's operand: the group's own in the first slot, moved on by chunks."""
+        """Return the descriptor of a product's operand: the group's own in the first slot, moved on."""
         t = self.group_tiles[n]
         moved = self._slot(step) * (self.slot_elements // t.chunk) + t.start(row, k) // t.chunk
         return load(self.starts, num(n)) + tirx.Cast("uint64", moved)
@@ -150,17 +149,15 @@ class WarpGroups(Matrix):
     # ---- the result
 
     def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
-        """Return the whole kernel; ``prefix`` are leading indices of ``target`` (the part of a split reduction)."""
+        """Return the kernel; ``prefix`` are leading indices of ``target`` (the part of a split reduction)."""
         body = seq([self.accumulate(), self._write(result, target, prefix)])
         return kernel((self.block, self.thread), with_buffers([self.ring, self.sums, self.starts], body))
 
     def _write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
-        """Store every sum of this thread: neighbours along n at once, as many as the output allows.
-
-        Sum ``4 c + 2 h + e`` of a product of 64 rows lies at row ``16 warp + lane / 4 + 8 h`` and column
-        ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D). Where such pairs are narrow, the four lanes
-        of a row exchange the pairs of four neighbouring columns ``c``, so that each holds all eight results of one.
-        """
+        """Store every sum of this thread, as many neighbours along n at once as the output allows."""
+        # Sum ``4 c + 2 h + e`` of a product of 64 rows lies at row ``16 warp + lane / 4 + 8 h`` and column
+        # ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D). Where such pairs are narrow, the four lanes
+        # of a row exchange the pairs of four neighbouring columns ``c``, so that each holds all eight results of one.
         writer, f = Writer(self.ctx, self.stage, result, target, prefix), self.fragment
         way = writer.way(f, self.n_axis, self.register[self.n_axis])
         exchanged, width = way.exchanged, way.width

@@ -21,13 +21,9 @@ def copy_group_tile(
     ctx: Context, t: GroupTile, domain: Domain, base: Mapping[str, Expr], threads: tuple[Expr, int], target: Buffer,
     start: Expr,
 ) -> Stmt:  # fmt: skip
-    """Return the cooperative copy of a tile to the element ``start`` of the scratchpad, zeros beyond the tensor.
-
-    Asynchronous, 16 bytes at a time, where chunks are aligned in the tensor and never straddle a bound; element by
-    element elsewhere.
-    """
+    """Return the cooperative copy of a tile to element ``start`` of the scratchpad, zeros beyond the tensor."""
     thread, together = threads
-    width = t.chunk if _whole_chunks(ctx, t, domain) else 1
+    width = t.chunk if _whole_chunks(ctx, t, domain) else 1  # chunks are copied asynchronously
     columns = t.length // width
     total = t.lines * columns
     rounds = -(-total // together)
@@ -62,7 +58,7 @@ def _transfer(
 
 
 def _whole_chunks(ctx: Context, t: GroupTile, domain: Domain) -> bool:
-    """Whether every chunk is one aligned run of the tensor, inside or outside as a whole."""
+    """Whether every chunk is one aligned run of the tensor, wholly inside or outside it."""
     axis = t.along
     if not ctx.in_memory(t.load.tensor) or ctx.is_scalar(t.load) or any(axis in b.index.axes for b in t.load.guard):
         return False

@@ -11,7 +11,7 @@ _KINDS = {"float16": "f16", "bfloat16": "bf16"}
 #: Operands of an assembly statement on one line of the source.
 _PER_LINE = 8
 
-# What generic instructions and cp.async wrote is seen by wgmma only after this fence of the thread that wrote it.
+# Data written by generic instructions and cp.async is visible to wgmma only after this fence of the writing thread.
 define("roller_publish", """void roller_publish() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }""")  # fmt: skip
@@ -24,7 +24,7 @@ define("roller_group_commit", """void roller_group_commit() {
 define("roller_group_wait", """template <int N> void roller_group_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }""")  # fmt: skip
-# The compiler takes the accumulators for ready as soon as a product is issued: nothing may move over the wait.
+# The compiler considers accumulators ready as soon as a product is issued: nothing may move over the wait.
 define("roller_group_hold", """template <int N> void roller_group_hold(float* sum) {
   #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i]) :: "memory");
@@ -52,13 +52,11 @@ define("roller_quad_exchange", """void roller_quad_exchange(float* pairs) {
 
 
 def product(f: Fragment, transposed_a: bool, transposed_b: bool) -> str:
-    """Return the name of the function that adds a product to a warp group's sums.
-
-    Its arguments are the sums of one thread and the descriptors of A and B; ``transposed`` operands are contiguous
-    along m (n) instead of k. The function is defined as a side effect.
-    """
+    """Define the function that adds a product to a warp group's sums, and return its name."""
     if f.operand not in _KINDS or (f.m, f.k, f.accumulator) != (64, 16, "float32") or f.n % 8 or not 8 <= f.n <= 256:
         raise BuildError(f"{f.name}: expected 64 x n x 16 of {list(_KINDS)} with float32 sums. Correct the fragment.")
+    # Arguments: a thread's sums, descriptors of A and B; ``transposed`` operands are contiguous along m (n) instead of
+    # k.
     kind, n, count = _KINDS[f.operand], f.n, f.n // 2
     name = f"roller_group_product_{n}_{kind}_{int(transposed_a)}{int(transposed_b)}"
     if name not in FUNCTIONS:

@@ -1,1 +1,1 @@
-"""Windows that a thread walks whole, in straight-line code."""
+"""Reductions over windows that a thread walks whole, in straight-line code."""

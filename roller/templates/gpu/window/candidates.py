@@ -1,4 +1,4 @@
-"""Programs of structure ``window``: strips of outputs that threads walk, read in place or staged."""
+"""Candidate programs of structure ``window``: strips of outputs that threads walk, read in place or staged."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _STRIP, _ACROSS = 32, 8
 #: Products of one thread: its walk is straight-line code of about two instructions each, which the smallest instruction
 #: cache of all devices should hold (46 KiB of 16-byte instructions on sm_75; Jia et al. 2019).
 _PRODUCTS = 1024
-#: Pieces an axis is cut into evenly, threads along the contiguous axis beside them, and threads of a block aimed at.
+#: Even pieces an axis is cut into, further threads along the contiguous axis, and target threads of a block.
 _PIECES, _RUNS, _THREADS = (1, 2, 3, 4), (16, 32, 64), (64, 128, 256)
 #: Least share of a block's TEUs that its threads fill: partly filled ones are priced, hardly filled ones never win.
 _FILLED = 0.7
 
 
 def window_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs that walk windows, read in place and staged; none where the reduction is no window."""
+    """Return the programs that walk windows, read in place and staged; none for other reductions."""
     expr = geometry.expr
     slide = slide_of(expr.anchor) if options.windows and structure_of(geometry).reuses else None
     if slide is None or not is_alone(expr):
@@ -47,7 +47,7 @@ def window_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions
 
 
 def window_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs within the limits; their last TEU may be filled partly, and walks are straight-line code."""
+    """Mask of programs within the limits; their last TEU may be partly filled, and walks are short."""
     whole = fills(batch.threads_per_block, spec.teu.lanes) & straight(batch.register)
     return np.asarray(fitting(batch, spec) & whole)
 
@@ -106,10 +106,10 @@ def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
 
 
 def _threads(geometry: Geometry, slide: Slide, register: Ints, limit: int) -> Ints:
-    """Return threads per axis: even pieces of windows and of the contiguous axis, then other axes to fill a block."""
+    """Return threads per axis: even pieces of windows and of the contiguous axis; other axes fill the block."""
     useful, fast = -(-geometry.extents // register), geometry.order[-1]
     windows = [a for a in _windowed(geometry, slide) if a != fast]
-    fixed, few = [fast, *windows], len(windows) > 1  # of two slow windows, few pieces each: they multiply
+    fixed, few = [fast, *windows], len(windows) > 1  # few pieces each for two slow windows: they multiply
     sizes = []
     for a in fixed:
         most = int(useful[a])

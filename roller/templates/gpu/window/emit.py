@@ -1,8 +1,8 @@
 """Template of reductions over sliding windows (depthwise convolution, pooling): threads walk input rows.
 
-A thread sums a strip of outputs along the slide. It loads every input row below the strip once, from scratchpad or in
-place, adds it to the outputs whose windows hold it, and writes an output as soon as its last row has come: registers
-hold one row, the outputs in flight and the weights. :mod:`roller.tile.windows` says which rows those are.
+A thread sums a strip of outputs along the slide: it loads every input row below the strip once, adds it to the outputs
+whose windows contain it, and writes an output after its last row. Registers hold one row, the outputs in flight and the
+weights (:mod:`roller.tile.windows`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WIDEST = 8
 
 
 class Window:
-    """Everything one window kernel needs while it is written."""
+    """State of one window kernel while it is written."""
 
     def __init__(self, ctx: Context, stage: Stage, program: RProgram) -> None:
         slide = slide_of(stage)
@@ -104,7 +104,7 @@ class Window:
         return StagedTile(ld, tensor, layout, padding, fill_value(ld, self.stage), target, elements)
 
     def _row_reads(self) -> tuple[int, int, int]:
-        """Return the elements before the fragment of a row, and the width and number of the vectors it is read as."""
+        """Return the elements before the fragment of a row, and the width and number of its vectors."""
         extent, ld = self.fragment.extents[-1], self.slide.source
         if self.tile is not None:
             rows = window_halo(self.program)
@@ -118,7 +118,7 @@ class Window:
 
     def _weight_buffer(self, n: int, ld: Load) -> tuple[Buffer, tuple[tuple[str, int], ...]]:
         """Return the registers of an operand a thread keeps, and the axes it moves with in them."""
-        moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, for the sake of vectors
+        moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, which makes vectors
         axes = tuple((a, self.register[a]) for a in moving)
         size = math.prod(e for _, e in axes)
         return buffer(f"weight{n}", (size,), compute_dtype(self._dtype(ld)), "local"), axes
@@ -145,7 +145,7 @@ class Window:
         return loops(points, one, unroll=True)
 
     def _weight_width(self, ld: Load) -> int:
-        """Return the elements of an operand a thread keeps that it loads at once."""
+        """Return how many elements of a kept operand a thread loads at once."""
         last = ld.index[-1].terms if ld.index else ()
         if len(last) != 1 or last[0].axis not in self.by_name or not self.ctx.in_memory(ld.tensor) or ld.guard:
             return 1
@@ -182,7 +182,7 @@ class Window:
     def _in_place(self, offset: int, place: Sequence[Expr], index: Expr) -> Stmt:
         ld, tensor = self.slide.source, self.ctx.expr.tensors[self.slide.source.tensor]
         env = {**{a: num(0) for a in self.stage.extents}, **self.start}
-        # Threads beyond an axis have left: only the last register tile of an axis may reach out of it.
+        # Threads beyond an axis have exited: only the last register tile of an axis may reach beyond it.
         reach = {a: n if a not in self.by_name else -(-n // self.by_name[a].registers) * self.by_name[a].registers
                  for a, n in self.stage.extents.items()}  # fmt: skip
         conditions: list[Expr] = []
@@ -310,7 +310,7 @@ def _flat(axes: Sequence[tuple[str, int]], at: Mapping[str, Expr]) -> Expr:
 
 
 def _fetch(target: Buffer, index: Expr, width: int, element: Callable[[Expr], Expr]) -> Stmt:
-    """Load ``width`` elements at once into registers; half types are converted one by one behind the load."""
+    """Load ``width`` elements at once into registers; half types are converted one by one after the load."""
     if width == 1:
         return store(target, promote(element(num(0))), index)
     dtype = dtype_of(element(num(0)))
@@ -326,7 +326,7 @@ def _element(source: Buffer, index: Expr) -> Reader:
 
 
 def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernel of a whole expression; ``None`` where it is not enough for it."""
+    """Return the kernel of a whole expression; ``None`` if it needs further kernels."""
     if len(stages) < len(ctx.expr.stages) or not is_alone(ctx.expr):
         return None
     return [window_kernel(ctx, ctx.expr.anchor, ctx.expr.epilogue, program)]

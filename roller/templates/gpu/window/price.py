@@ -1,7 +1,7 @@
 """Cycles of a block that slides windows: every row of the walk is loaded once, in place or from scratchpad.
 
 Counts are those of machine code (NVRTC 12.9, sm_80) of depthwise convolutions and poolings with 3x3 to 7x7 windows:
-in place a guarded load takes one to two instructions of bounds and selection, one from scratchpad none.
+a guarded load in place takes one to two instructions of bounds and selection, one from scratchpad none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.window_strips import slide, strip_hops, walk
 from roller.tile.geometry import Floats
 
-#: Instructions beside a load in place, guarded or not, and beside one from scratchpad.
+#: Instructions besides a load in place, guarded or not, and besides one from scratchpad.
 GUARD_INSTRUCTIONS, PLAIN_INSTRUCTIONS, STAGED_INSTRUCTIONS = 1.5, 0.3, 0.1
 #: Bytes of a run of lanes beyond the start of its last one.
 VECTOR_START = 4.0

@@ -1,4 +1,4 @@
-"""Winograd programs of a window product for a GPU: the best tilings of its batched matrix product, both tile sizes."""
+"""Candidate Winograd programs of a window product for a GPU: the best tilings of its product, both tile sizes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,14 @@ from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import LEAST_CHANNELS, window_product
 from roller.tile.winograd_products import ELEMENT, products
 
-#: Tilings of a product that are priced, those of them tried as pipelines and in other orders, and those kept of all.
+#: Tilings of a product to price, those to try as pipelines and in other orders, and those to keep.
 _PRICED, _VARIED, _KEPT = 1024, 128, 64
-#: A tile size whose best program takes that many times the other's is not tried as a pipeline: none gains so much.
+#: Largest time, relative to the other tile size, of a size tried as a pipeline: no pipeline gains more.
 _FAR_BEHIND = 1.3
 
 
 def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return batches of the best tilings per output tile size.
-
-    None where the option is off, the expression is no window product of enough channels, or one of floats of fewer than
-    32 bits, its workspaces are too large for 32-bit offsets, or it forbids padding.
-    """
+    """Return batches of the best tilings per output tile size; none if Winograd's algorithm does not apply."""
     form = window_product(geometry.expr) if options.winograd and geometry.expr.allow_padding else None
     if form is None or form.converted or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
         return []
@@ -55,14 +51,14 @@ def _plain(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, stru
     share = replace(options, pool=max(options.count, _PRICED), constants=())
     inner = Geometry.of(product.expr)
     batch = plain(inner, spec, share)[0]
-    # A block multiplies for one element of the transformed tile.
+    # A block multiplies one element of the transformed tile.
     batch = batch.take(batch.block[:, inner.names.index(ELEMENT)] == 1)
     rows = np.array([row for _, row in pricing.best_rows(batch, spec, _VARIED)], np.intp)
     return outer_batch(batch.take(rows), product, geometry, structure)
 
 
 def _with_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
-    """Return the best of the programs of a batch, as they are, as pipelines and with their blocks in other orders."""
+    """Return the best programs of a batch: as they are, as pipelines, and with other orders of blocks."""
     product = products_of(batch)
     assert product is not None
     inner = inner_batch(batch, product)

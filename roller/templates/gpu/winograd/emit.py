@@ -1,12 +1,9 @@
-"""Kernels of 3x3 windows by Winograd's algorithm: transform filters and image, multiply, transform back.
+"""Kernels of 3x3 windows by Winograd's algorithm (:mod:`roller.tile.winograd`): transforms, product, back transform.
 
-Three kernels (or four, where the product's reduction is split) over workspaces ``U[e][c][f]``, ``V[e][c][t]`` and
-``M[e][f][t]``, ``e`` the element of the transformed tile and ``t`` the number of an output tile; where channels or
-filters are contiguous in the image or the output they are so in ``V`` or ``M``. A thread transforms one tile of one
-channel or filter in registers, neighbouring threads neighbours in the workspace. One kernel transforms both operands, a
-block either filters or images; constant filters are transformed ahead of all calls. The product is the tiled
-template's.
-Why it is right, and how accurate: :mod:`roller.tile.winograd`.
+Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, ``e`` the element of the transformed tile and ``t``
+the number of an output tile; channels or filters contiguous in image or output are so in ``V`` or ``M``. One kernel
+transforms both operands, a block either filters or images; constant filters are transformed before all calls. A thread
+transforms one tile of one channel or filter. The product is the tiled template's.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ from roller.tile.vectors import vectorizable
 from roller.tile.winograd import WINDOW, Matrix, matrices
 from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Products, products
 
-#: Extents of a part of a kernel, the last one fastest, and what the thread of one point does.
+#: Extents of a part of a kernel, the last one fastest, and the statement of one point's thread.
 Points: TypeAlias = tuple[tuple[int, int], Callable[[Expr, Expr], Stmt]]
 
 _DTYPE = "float32"
@@ -84,7 +81,7 @@ class _Winograd:
         self.image, self.products = self._own(self.form.image.tensor), self._own(program.expr.anchor.name)
 
     def _own(self, name: str, constant: bool = False) -> Buffer:
-        """Declare the transformed tensor of a name: a workspace, or a panel where it never changes."""
+        """Declare the transformed tensor of a name: a workspace, or a panel if it never changes."""
         tensor = self.found.expr.tensors[name]
         fresh = f"{name}_transformed"
         while fresh in self.ctx.buffers or fresh in self.ctx.expr.tensors:
@@ -110,11 +107,11 @@ class _Winograd:
         return [_each_thread(transforms), *multiply, _each_thread([self._outputs()])]
 
     def _extent(self, axis: str) -> int:
-        """Extent of an axis of the product, repeated tiles or filters included."""
+        """Return the extent of an axis of the product, repeated tiles or filters included."""
         return self.found.expr.anchor.extents[axis]
 
     def _filters(self) -> Points:
-        """Transform one 3x3 filter of one channel per thread."""
+        """Return the transform of one 3x3 filter of one channel per thread."""
         form, source = self.form, self.ctx.buffers[self.form.filters.tensor]
         (_, kh, _), (_, kw, _) = form.slides
         filters = self.program.expr.anchor.extents[form.filter]
@@ -133,7 +130,7 @@ class _Winograd:
         return (self._extent(CHANNEL), self._extent(FILTER)), body
 
     def _images(self) -> Points:
-        """Transform the input of one output tile of one channel per thread."""
+        """Return the transform of the input of one output tile of one channel per thread."""
         found, form, source = self.found, self.form, self.ctx.buffers[self.form.image.tensor]
 
         def transform(channel: Expr, row: Expr) -> Stmt:
@@ -160,7 +157,7 @@ class _Winograd:
         return (self._extent(CHANNEL), self._extent(TILE)), transform
 
     def _inside(self, dimension: int, value: Expr, offset: int, axis: str) -> list[Expr]:
-        """Return those bounds of a sliding dimension that some tile exceeds at ``offset`` of its input."""
+        """Return the bounds of a sliding dimension that some tile exceeds at ``offset`` of its input."""
         index, image = self.form.image.index[dimension], self.form.image
         guards = [b for b in image.guard if b.index == index]
         low = max([0, *(b.low for b in guards)])
@@ -177,7 +174,7 @@ class _Winograd:
         apply: Callable[[Matrix, Sequence[Expr]], list[Expr]],
         place: Callable[[int, Expr], Stmt],
     ) -> Stmt:
-        """Return ``matrix @ values @ matrix^T`` in registers; ``place`` takes the elements, rows one after another."""
+        """Return ``matrix @ values @ matrix^T`` in registers; ``place`` takes the elements row by row."""
         height = len(matrix)
         given = buffer("given", (size * size,), _DTYPE, "local")
         half = buffer("half", (height * size,), _DTYPE, "local")
@@ -194,7 +191,7 @@ class _Winograd:
         return with_buffers([given, half], seq([*fetch, loop("j", size, column, unroll=True), *rows]))
 
     def _outputs(self) -> Points:
-        """Transform one tile of one filter back per thread, and store it through the epilogue."""
+        """Return the back transform of one tile of one filter per thread, stored through the epilogue."""
         found, form = self.found, self.form
         filters = self.program.expr.anchor.extents[form.filter]
         result = buffer("result", (self.m * self.m,), _DTYPE, "local")
@@ -214,7 +211,7 @@ class _Winograd:
         return (filters, found.tiles), back
 
     def _store(self, result: Buffer, units: dict[str, Expr]) -> Stmt:
-        """Store a thread's tile, clipped at the ends of rows and columns; whole rows of it as vectors where aligned."""
+        """Store a thread's tile, clipped at the ends of rows and columns; aligned rows as vectors."""
         extents, last, m = self.program.expr.anchor.extents, self.last, self.m
         (rows, _, _), (columns, _, _) = self.form.slides
         target = self.ctx.buffers[last.name]
@@ -252,17 +249,17 @@ class _Winograd:
 
 
 def _store_row(target: Buffer, vector: Buffer, width: int, where: Sequence[Expr]) -> Stmt:
-    """Store ``width`` elements at ``where`` and behind it as one vector."""
+    """Store ``width`` elements as one vector from ``where`` on."""
     return vector_loop(width, lambda v: store(target, load(vector, v), *where[:-1], where[-1] + v))
 
 
 def _at_most(value: Expr, count: int, padded: int) -> Expr:
-    """Return ``value``, or the last of ``count`` where a padded extent goes on beyond them."""
+    """Return ``value``, clamped to the last of ``count`` if the padded extent is larger."""
     return value if count == padded else tirx.min(value, num(count - 1))
 
 
 def _each_thread(parts: Sequence[Points]) -> Stmt:
-    """Return a kernel with a thread per point of every part, blocks of one part after those of the one before."""
+    """Return a kernel with a thread per point of every part, the parts' blocks one after another."""
     counts = [-(-math.prod(extents) // THREADS) for extents, _ in parts]
     block, thread = thread_axis("blockIdx.x", sum(counts)), thread_axis("threadIdx.x", THREADS)
     out: Stmt | None = None

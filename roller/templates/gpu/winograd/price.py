@@ -1,8 +1,8 @@
-"""Price of Winograd programs on a GPU: the product as the tiled structure it is, the transforms as streams.
+"""Price of Winograd programs on a GPU: a tiled product, and transforms as streams, one launch each.
 
-The kernels run one after another, each a launch. A transform moves its tensors and workspaces once, through L2 and
-(workspaces only where all three together do not stay in L2) through DRAM, and issues its instructions; the slowest
-of these is its time. Where the workspaces stay in L2, the product finds its operands there.
+A transform moves its tensors and workspaces once, through L2 and (workspaces only if all three together do not stay in
+L2) through DRAM, and issues its instructions; the slowest of these is its time. If the workspaces stay in L2, the
+product finds its operands there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from roller.tile.geometry import Geometry
 from roller.tile.winograd import WINDOW, Matrix, matrices, operations
 from roller.tile.winograd_products import THREADS, Products
 
-#: Instructions of a thread that finds its tile, of one load or store with its address, and of the guards of an image's
-#: tile. In machine code (sm_80) 528 and 264 transform an image's tile, 232 and 112 an output's, 152 and 80 a filter.
+#: Instructions of a thread that compute its tile's position, of one load or store with its address, and of the guards
+#: of an image's tile. In machine code (sm_80) 528 and 264 transform an image's tile, 232 and 112 an output's, 152 and
+#: 80 a filter.
 PLACE_INSTRUCTIONS, ACCESS_INSTRUCTIONS, GUARD_INSTRUCTIONS = 30.0, 2.0, 120.0
 #: Registers of a thread that transforms.
 _REGISTERS = 48
@@ -70,12 +71,9 @@ class _Stream:
 def price(
     batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, told: list[Parts] | None = None
 ) -> Terms:
-    """Price a batch of Winograd programs: the terms of a tiled batch over all the kernels.
-
-    ``transform_s`` are the seconds of the transforms among them, ``workspace_bytes`` what lies between the kernels.
-    ``laid`` is that of the product's programs. To ``told`` come the numbers of the product, and then
-    those of the transforms.
-    """
+    """Price a batch of Winograd programs: the terms of a tiled batch over all the kernels."""
+    # ``transform_s``: seconds of the transforms; ``laid`` is the layout of the product's programs; ``told`` collects
+    # the numbers of the product, then those of the transforms.
     found = products_of(batch)
     assert found is not None  # the pool offers these structures for window products alone
     workspaces = sum(t.nbytes for t in found.expr.tensors.values())
@@ -96,7 +94,7 @@ def price(
 
 
 def _from_l2(spec: DeviceSpec) -> DeviceSpec:
-    """Return the device with everything the product moves held by L2."""
+    """Return the device with L2 serving everything the product moves."""
     l2 = spec.layer("l2")
 
     held = replace(
@@ -111,7 +109,7 @@ def _from_l2(spec: DeviceSpec) -> DeviceSpec:
 
 
 def _transforms(found: Products, geometry: Geometry, constant: bool) -> tuple[_Stream, ...]:
-    """Return the transforms of a call as they are launched: images with filters that are not constant, outputs."""
+    """Return the launched transforms of a call: images (with filters that are not constant), and outputs."""
     expr, form, m = geometry.expr, found.form, found.m
     inverse, filters, image = matrices(m)
     extents, side = expr.anchor.extents, m + WINDOW - 1
