@@ -104,7 +104,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Copy:
-    """Copy ``rows`` runs of ``row_bytes`` from ``source`` to ``target``, each with its own offset and pitch in bytes."""
+    """Copies ``rows`` runs of ``row_bytes`` from ``source`` to ``target``, with offsets and pitches in bytes."""
 
     source: str
     target: str
@@ -118,7 +118,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of :mod:`roller.models.session.library`, for operators that are no tensor expression (data-dependent)."""
+    """A function of :mod:`roller.models.session.library`, for operators that no tensor expression describes."""
 
     function: str
     inputs: tuple[str, ...]

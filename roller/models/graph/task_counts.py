@@ -14,8 +14,8 @@ def cut(extent: int, threads: int, seconds: float) -> int:
     >>> cut(56, 2, 1e-3), cut(49, 2, 1e-3), cut(9, 2, 1e-3), cut(2, 2, 1e-3), cut(56, 2, 1e-5)
     (14, 10, 9, 2, 2)
     """
-    # TVM gives each of ``n`` tasks ``ceil(extent / n)`` iterations, the last ones fewer or none. Several tasks per thread
-    # balance disturbed threads, as long as no undisturbed thread gets more iterations than in an even division.
+    # TVM gives each of ``n`` tasks ``ceil(extent / n)`` iterations, the last ones fewer or none. Several tasks per
+    # thread balance disturbed threads, if no undisturbed thread gets more iterations than in an even division.
     even = -(-extent // threads)
     most = max(1, min(_PER_THREAD, int(seconds / _LEAST_S)))
     for each in range(max(1, -(-extent // (most * threads))), even):

@@ -52,7 +52,7 @@ class ArrayWriter:
 
 
 class ArrayReader:
-    """Memory-mapped arrays of a file; raises :class:`ArtifactError` for a file that is unreadable or not ``nbytes`` long.
+    """Memory-mapped arrays of a file; raises :class:`ArtifactError` if it is unreadable or not ``nbytes`` long.
 
     Parameters
     ----------

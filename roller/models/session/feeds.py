@@ -127,8 +127,8 @@ class Feeds:
         for n, array in found.items():
             if array is not None and self.outputs[n] is None:
                 raise LaunchError(
-                    f"{self.name}: argument 'out': the shape of '{self._output_names[n]}' is known only at run time, so that "
-                    "no array can be given for it. Pass None there."
+                    f"{self.name}: argument 'out': the shape of '{self._output_names[n]}' is known only at run time. "
+                    "Pass None for it."
                 )
         return found
 

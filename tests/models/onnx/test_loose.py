@@ -194,7 +194,7 @@ def test_outputs_of_unknown_shape_are_described_and_take_no_array(cache):
         result = session.run(feeds, out=out)
         assert result["sum"] is own and np.array_equal(result["at"], at)
         np.testing.assert_allclose(own, total, rtol=1e-5)
-    with pytest.raises(LaunchError, match="only a run knows the shape of 'at'"):
+    with pytest.raises(LaunchError, match="the shape of 'at' is known only at run time"):
         session.run(feeds, out={"at": np.empty((2, 3), np.int64)})
 
 
