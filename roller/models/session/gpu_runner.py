@@ -160,7 +160,7 @@ class GpuSession(ModelCalls):
         return found
 
     def save(self, folder: str | os.PathLike[str], expected: Sequence[Expected] = ()) -> Path:
-        """Write the model as a bundle, which :func:`roller.load_model` loads on any GPU of this kind without a compiler.
+        """Write the model as a bundle, which :func:`roller.load_model` loads on any GPU of this kind.
 
         Parameters
         ----------
