@@ -126,7 +126,7 @@ def col2im(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tup
 
 
 def max_unpool(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Write ``inputs[0]`` at the flat positions ``inputs[1]`` of a tensor of shape ``natural``, a corner of ``shape``."""
+    """Write ``inputs[0]`` at the flat positions ``inputs[1]`` of a tensor of shape ``natural``, zero-padded."""
     data, positions = inputs[:2]
     natural, shape = attributes["natural"], attributes["shape"]
     size = 1
@@ -140,7 +140,7 @@ def max_unpool(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) ->
 
 
 def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Write ``inputs[1]`` into ``inputs[0]`` along ``axis`` from the position ``inputs[2]`` of each batch, ``circular`` or not."""
+    """Write ``inputs[1]`` into ``inputs[0]`` along ``axis`` from positions ``inputs[2]``, one per batch."""
     past, update = inputs[:2]
     starts = inputs[2] if len(inputs) > 2 and inputs[2] is not None else xp.zeros(past.shape[0], "int64")
     axis, out = attributes["axis"] - 1, past.copy()
@@ -202,7 +202,7 @@ def _ratio(value: float) -> Fraction:
 
 
 def _line(xp: Any, start: Fraction, bin_size: Fraction, bins: int, samples: int, size: int) -> list[tuple[Any, Any]]:
-    """Return lower and upper neighbours of all samples ``(bins, samples)`` along one side, with weights; empty for none."""
+    """Return lower and upper neighbours of samples ``(bins, samples)`` along one side, with weights."""
     count = samples or math.ceil(bin_size)
     if count <= 0:
         return []

@@ -40,7 +40,10 @@ REFUSALS = (RollerError, ImportError, RuntimeError, MemoryError)
 
 Graph = Callable[..., Any]
 
-#: The exporter keeps state of the process; Dynamo compiles one graph at a time, but calls are made from any thread.
+# Dynamo calls one graph with the weights of several modules, and PyTorch does not count all writes into a tensor
+# (through ``weight.data``, NumPy or a fused optimizer). So weights are arguments of the kernels, read in every call,
+# unless ``options={"freeze": True}`` packs them ahead (:mod:`roller.models.torch.frozen`).
+#: The exporter has process-wide state; Dynamo compiles one graph at a time, but any thread may call one.
 _compiling = threading.RLock()
 
 

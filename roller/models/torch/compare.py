@@ -63,8 +63,8 @@ class FirstCall:
         with self._lock:
             if self._run is not None:  # another thread was first
                 return self._run(*arguments)
-            # The compiled graph runs first, then PyTorch on the caller's own arguments, so that PyTorch's writes, random
-            # numbers and errors are those of a program without a compiler.
+            # The compiled graph runs first, then PyTorch on the caller's own arguments, so that PyTorch's writes,
+            # random numbers and errors are those of a program without a compiler.
             found: Any = None
             failure: Exception | None = None
             try:

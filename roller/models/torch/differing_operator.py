@@ -12,7 +12,7 @@ from roller.models.torch.judge import difference
 if TYPE_CHECKING:
     import torch
 
-#: Most operators of a graph that is compiled again with all intermediate results; for larger graphs only names are given.
+#: Most operators of a graph that is compiled again with all intermediate results; larger graphs get only names.
 MOST_OPERATORS = 64
 _COMPUTES = ("call_function", "call_method", "call_module")
 

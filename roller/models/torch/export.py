@@ -1,4 +1,4 @@
-"""Export of a PyTorch graph to an ONNX model, whose inputs are all tensors that the graph is called with, weights included."""
+"""Export of a PyTorch graph to an ONNX model, whose inputs are all tensors of a call, weights included."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor that a graph owns, by the dict of its module and its name; looked up in every call, as it may be replaced."""
+    """A tensor that a graph owns, by its module's dict and its name; looked up in every call, as it may change."""
 
     tensors: dict[str, torch.Tensor | None]
     name: str
