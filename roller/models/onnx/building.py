@@ -108,7 +108,7 @@ def padding(
 
 
 def _hanging(size: int, reach: int, stride: int, pads: tuple[int, int]) -> int:
-    """Return the elements by which the last window exceeds the padding; a window that starts in the padding is dropped."""
+    """Return the elements by which the last window exceeds the padding; windows inside the padding are dropped."""
     free = size + sum(pads) - reach
     count = -(-free // stride) + 1
     if (count - 1) * stride >= size + pads[0]:

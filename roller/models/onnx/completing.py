@@ -55,7 +55,7 @@ def corrected(
 
 
 def _transposed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of a transposed convolution; onnx adds ``output_padding`` even where ``auto_pad`` gives the size."""
+    """Return the shape of a ConvTranspose; onnx adds ``output_padding`` even where ``auto_pad`` gives the size."""
     return shape_of(Site(node, tuple(inputs), (), tuple(constants)))
 
 

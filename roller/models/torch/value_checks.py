@@ -14,7 +14,7 @@ _Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
 
 
 def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
-    """Return a module that also returns whether PyTorch raises, and the number of these results; ``None`` if it never does."""
+    """Return a module with extra results that tell whether PyTorch raises, and their number; ``None`` for none."""
     import torch
 
     # PyTorch raises for integer divisions by zero and for indices and classes out of bounds; kernels do not.
