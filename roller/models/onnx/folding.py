@@ -23,9 +23,9 @@ RANDOM = frozenset(
 @gc_paused()
 def fold(graph: Graph) -> Graph:
     """Return an equivalent graph with fewer nodes; inputs and outputs keep their names, types and order."""
-    # Removed are no-ops and dead nodes. Consecutive movements merge; scales and shifts per channel (batch normalisation)
-    # are folded into preceding weights in float64 and rounded once; zero padding is folded into the next convolution;
-    # equal constants and nodes merge; quantised models compute with integers where that is exact.
+    # No-ops and dead nodes are removed. Consecutive movements merge; scales and shifts per channel (batch
+    # normalisation) are folded into preceding weights in float64 and rounded once; zero padding is folded into the next
+    # convolution; equal constants and nodes merge; quantised models compute with integers where that is exact.
     draft = Draft.of(graph)
     remove_dead(draft)
     for _ in range(MAX_ROUNDS):

@@ -106,7 +106,7 @@ class Inference:
         return types
 
     def protos(self, node: onnx.NodeProto, traced: Node) -> Mapping[str, onnx.TypeProto] | str:
-        """Return the ONNX types of a node's outputs, with or without shapes, or the reason why onnx refuses the node."""
+        """Return the ONNX types of a node's outputs, shapes known or not, or the reason why onnx refuses the node."""
         schema = self.schema(traced)
         if schema is None:
             return "no operator of this name is known"

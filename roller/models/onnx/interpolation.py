@@ -41,8 +41,8 @@ class Sampling:
 
     def places(self) -> tuple[np.ndarray, int]:
         """Return exact source positions ``(target,)`` as integers in a common unit, and the unit."""
-        # The last bit decides which neighbour is nearest: ``4.5 * 20 / 6 - 0.5`` is 14.5, but 14.499999 with the float32
-        # nearest to ``6 / 20``.
+        # The last bit decides which neighbour is nearest: ``4.5 * 20 / 6 - 0.5`` is 14.5, but 14.499999 with the
+        # float32 nearest to ``6 / 20``.
         slope, first = self._line()
         unit = math.lcm(slope.denominator, first.denominator)
         step, begin = int(slope * unit), int(first * unit)
@@ -218,8 +218,8 @@ def band(table: np.ndarray) -> Band | None:
     (1, 2, 0, [[1.0, 0.0], [0.5, 0.5], [1.0, 0.0], [0.5, 0.5], [1.0, 0.0]])
     """
     target, source = table.shape
-    # Access maps cannot multiply before dividing, so a ratio ``period / step`` costs up to ``step - 1`` extra taps. Among
-    # bands of one width, the smallest step and period are chosen.
+    # Access maps cannot multiply before dividing, so a ratio ``period / step`` costs up to ``step - 1`` extra taps.
+    # Among bands of one width, the smallest step and period are chosen.
     held, y = table != 0, np.arange(target)
     some = held.any(axis=1)  # a target outside of a region has no weights
     if not some.any():

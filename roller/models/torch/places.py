@@ -65,7 +65,7 @@ class Places:
         self._address = ctypes.addressof(self._library)
 
     def look(self, arguments: tuple[Any, ...], addresses: int, first: int = 0) -> int:
-        """Write addresses of inputs from number ``first`` on; return the first unsupported one (strided), or ``ALL``."""
+        """Write addresses of inputs from ``first`` on; return the first unsupported one (strided), or ``ALL``."""
         found: int = self._look(self._address, arguments, self._expected, first, self.count, addresses)
         return found
 
