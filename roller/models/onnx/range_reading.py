@@ -1,4 +1,4 @@
-"""Reads a model at sample sizes of its ranges: equal steps at each, and formulas of lengths that depend on the sizes."""
+"""Reads a model at sample sizes of its ranges, and derives formulas of lengths that depend on the sizes."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _lengths(
     programs: Sequence[Program], points: Sequence[Sizes]
 ) -> tuple[dict[str, Formula], list[tuple[Formula, Formula]]]:
     """Return named formulas of lengths that are no products of sizes, and pairs of formulas that both fit."""
-    # A stride gives ``floor((h + 1) / 2)``, padding ``h + 2``; all other numbers are products of sizes and these lengths.
+    # A stride gives ``floor((h + 1) / 2)``, padding ``h + 2``; all other numbers are products of sizes and such lengths.
     known = [dict(p) for p in points]
     found: dict[str, Formula] = {}
     doubts: list[tuple[Formula, Formula]] = []
@@ -183,8 +183,8 @@ def _inside(program: Program) -> list[tuple[int, ...]]:
 
 def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program], largest: Program) -> Reading:
     """Return the reading, with the largest sizes among the points if the steps are the same there."""
-    # A step that truncates may vanish at the largest sizes. Their program is then derived from the other sizes, and must
-    # have the same kernels and result shapes.
+    # A step that truncates may vanish at the largest sizes. Their program is then derived from the other sizes, and
+    # must have the same kernels and result shapes.
     whole = [*points, box.high]
     datas = [plan_to_dict(Plan(p)) for p in (*programs, largest)]
     try:

@@ -197,8 +197,8 @@ class Tracer:
 
     def _corrected(self, node: onnx.NodeProto, inputs: tuple[str, ...], domain: str) -> tuple[str, ...]:
         """Return a node's inputs with incorrect constants replaced."""
-        # Runtimes accept bounds of a Range that are vectors of one element, inference does not; the target of a Reshape may
-        # contain another batch size.
+        # Runtimes accept bounds of a Range that are vectors of one element, inference does not; the target of a Reshape
+        # may contain another batch size.
         if node.op_type == "Range" and not domain:
             return tuple(self._scalar(n) for n in inputs)
         if self.rebatching is None or domain or node.op_type != "Reshape" or inputs[1] not in self.constants:
@@ -250,7 +250,7 @@ class Tracer:
     def _with_required(
         self, names: tuple[str, ...], traced: Node, types: Sequence[Value | None], scope: Scope
     ) -> tuple[str, ...]:
-        """Return the names of outputs, with new names for unread ones before a read one that the operator always writes."""
+        """Return the names of outputs, with new ones for unread outputs that precede a read one and are required."""
         # Unread outputs determine the meaning of others (positions of a TopK) or their offset (a Split).
         schema = self.inference.schema(traced)
         read = max((k for k, n in enumerate(names) if n), default=0)
