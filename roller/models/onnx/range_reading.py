@@ -138,7 +138,7 @@ def _lengths(
     programs: Sequence[Program], points: Sequence[Sizes]
 ) -> tuple[dict[str, Formula], list[tuple[Formula, Formula]]]:
     """Return named formulas of lengths that are no products of sizes, and pairs of formulas that both fit."""
-    # A stride gives ``floor((h + 1) / 2)``, padding ``h + 2``; all other numbers are products of sizes and such lengths.
+    # A stride gives ``floor((h + 1) / 2)``, padding ``h + 2``; all other lengths are products of sizes and these.
     known = [dict(p) for p in points]
     found: dict[str, Formula] = {}
     doubts: list[tuple[Formula, Formula]] = []

@@ -131,7 +131,7 @@ def _check_claim(tensor: onnx.TensorProto, where: str) -> None:
         if dim < 0:
             raise ModelError(f"{where}: tensor '{tensor.name}' has a negative dimension: {list(tensor.dims)}.")
         claimed *= dim
-    if claimed > 4 * max(tensor.ByteSize(), 1):  # the densest dtypes have less than four elements per byte
+    if claimed > 4 * max(tensor.ByteSize(), 1):  # no dtype has more than four elements per byte
         raise ModelError(
             f"{where}: tensor '{tensor.name}' claims {claimed} elements, and its data has {tensor.ByteSize()} bytes. "
             "The model is damaged."

@@ -216,7 +216,7 @@ class _Operands:
 
 
 def _operands(s: _Sweep, node: Node, axis: int, rank: int = 0) -> _Operands | None:
-    """Return the operands of a product of integers with constant weights, columns along ``axis``; otherwise ``None``."""
+    """Return the operands of an integer product with constant weights, columns along ``axis``; otherwise ``None``."""
     x, w = s.form(node, 0), s.form(node, 1)
     held = None if w is None else s.draft.constants.get(w.stored)
     if x is None or w is None or held is None or x.parameters.axis is not None or (rank and held.ndim != rank):

@@ -26,8 +26,8 @@ DOMAIN = "com.microsoft"
 VERSION = 21
 #: Remedy for an operator without a rewrite.
 WAY_OUT = (
-    "For operators of ONNX Runtime's own: save the model without its optimisation "
-    "(SessionOptions.graph_optimization_level = ORT_ENABLE_BASIC), quantise it with QuantFormat.QDQ, or export it again."
+    "For operators of ONNX Runtime's own: save the model without its optimisation (SessionOptions."
+    "graph_optimization_level = ORT_ENABLE_BASIC), quantise it with QuantFormat.QDQ, or export it again."
 )
 
 
