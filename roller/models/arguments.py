@@ -50,6 +50,7 @@ def has_ranges(shapes: Any) -> bool:
 
 
 def arrays_of(values: Any) -> dict[str, Any]:
+    """Return validated arrays by input name."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):

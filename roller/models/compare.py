@@ -53,6 +53,7 @@ class Difference:
 
     @property
     def ok(self) -> bool:
+        """Whether the error is within the tolerance."""
         return self.error <= self.tolerance
 
 
@@ -67,6 +68,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
+        """Whether all errors are within their tolerances."""
         return all(d.ok for d in self.differences)
 
     def __repr__(self) -> str:

@@ -131,10 +131,12 @@ class Job:
 
     @property
     def starts(self) -> list[Candidate]:
+        """Return the candidates worth timing."""
         return [self.candidates[n] for n in self.first]
 
     @property
     def digest(self) -> str:
+        """Digest that identifies the job."""
         return self.full.digest
 
     @property

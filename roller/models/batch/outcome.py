@@ -33,6 +33,7 @@ class Batch:
         return one_line("Batch", *counts, f"{len(self.failures)} failed")
 
     def count(self, origin: str) -> int:
+        """Return the number of kernels of an origin."""
         return sum(o == origin for o in self.origins.values())
 
     @property

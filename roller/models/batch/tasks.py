@@ -69,6 +69,7 @@ class Construct:
     how: Selection
 
     def run(self) -> tuple[tuple[Candidate, ...], tuple[int, ...]]:
+        """Construct the candidates."""
         from roller.compiler.autotune import wanted
         from roller.construction.constructor import construct_candidates
 
@@ -89,6 +90,7 @@ class Build:
     binary: bool
 
     def run(self) -> KernelArtifact:
+        """Lower and build the program."""
         from roller.backends.build import build
         from roller.compiler.pipeline import lower
 
@@ -107,6 +109,7 @@ class Prove:
     seconds: float
 
     def run(self) -> Verdict:
+        """Run the proof."""
         from roller.compiler.autotune.proving import prove
         from roller.compiler.pipeline import lower
 
@@ -125,6 +128,7 @@ class Reference:
     programs: tuple[RProgram, ...] = ()
 
     def run(self) -> Oracle:
+        """Evaluate the reference."""
         from roller.backends.periodic import periodic_inputs
         from roller.runtime.check import Oracle
         from roller.runtime.inputs import random_inputs

@@ -34,6 +34,7 @@ def element_wise(part: Computed) -> Stage | None:
 
 
 def size_of(body: Scalar) -> int:
+    """Return the number of nodes of a scalar tree."""
     return sum(1 for _ in walk(body))
 
 
@@ -231,6 +232,7 @@ def indices_of(part: Computed) -> list[Index]:
 
 
 def indices_of_stage(s: Stage) -> list[Index]:
+    """Return all indices of a stage."""
     return [*s.store, *(i for ld in s.loads for i in (*ld.index, *(b.index for b in ld.guard)))]
 
 

@@ -24,22 +24,22 @@ _MOST_PASSES = 16
 _ALIGN_BYTES = 16
 
 _PASSES: tuple[tuple[Rule, ...], ...] = (
-# Movement (transpose, slice, broadcast, padding) goes into its readers' loads where they stay affine.
-(rules.move_plainly,),
-# Element-wise parts go into their only reader; anchors (reductions, softmax, normalisation) append the
-# element-wise part that reads their result. Where values change width, a kernel ends at the narrowest value:
-# a narrowing part is appended to its anchor, a widening one goes into its readers, where possible.
-(rules.chain_wide, rules.absorb_narrow),
-(rules.move_plainly, rules.chain, rules.absorb_narrow),
-# The remaining movement may split axes of its readers, or of the part it reads, into digits.
-(rules.move_split, rules.absorb_split_narrow, rules.chain_moved),
-# Element-wise parts become the prologue of row-wise reductions.
-(rules.chain, rules.absorb_narrow, rules.prologue),
-(rules.chain, rules.absorb, rules.absorb_split, rules.prologue),
-# Parts that share rows become one kernel.
-(rules.share_rows, rules.absorb),
-# Element-wise parts join the part whose stored result they read.
-(rules.side_by_side,),
+    # Movement (transpose, slice, broadcast, padding) goes into its readers' loads where they stay affine.
+    (rules.move_plainly,),
+    # Element-wise parts go into their only reader; anchors (reductions, softmax, normalisation) append the
+    # element-wise part that reads their result. Where values change width, a kernel ends at the narrowest value:
+    # a narrowing part is appended to its anchor, a widening one goes into its readers, where possible.
+    (rules.chain_wide, rules.absorb_narrow),
+    (rules.move_plainly, rules.chain, rules.absorb_narrow),
+    # The remaining movement may split axes of its readers, or of the part it reads, into digits.
+    (rules.move_split, rules.absorb_split_narrow, rules.chain_moved),
+    # Element-wise parts become the prologue of row-wise reductions.
+    (rules.chain, rules.absorb_narrow, rules.prologue),
+    (rules.chain, rules.absorb, rules.absorb_split, rules.prologue),
+    # Parts that share rows become one kernel.
+    (rules.share_rows, rules.absorb),
+    # Element-wise parts join the part whose stored result they read.
+    (rules.side_by_side,),
 )
 #: Rules that apply to every reader of a part; the part is removed once it has none.
 _MOVING = (rules.move_plainly, rules.move_split)

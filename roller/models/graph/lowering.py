@@ -23,6 +23,7 @@ class Lowering:
 
     @property
     def refused(self) -> list[Refused]:
+        """The parts that cannot be lowered."""
         return [p for p in self.parts if isinstance(p, Refused)]
 
     def drop_unread(self) -> None:

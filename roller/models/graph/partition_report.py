@@ -61,6 +61,7 @@ class Partition:
 
 
 def partition_report(program: Program, cuts: tuple[Cut, ...], outside: dict[str, str]) -> Partition:
+    """Return the report of a program."""
     runs = [s for s in program.steps if isinstance(s, Run)]
     times = Counter(s.kernel for s in runs)
     first: dict[str, Run] = {}

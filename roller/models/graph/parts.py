@@ -42,6 +42,7 @@ class Computed:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """Names of the values read."""
         return tuple(t.name for t in self.reads)
 
     @cached_property
@@ -79,6 +80,7 @@ class Computed:
 
     @cached_property
     def dtypes(self) -> dict[str, str]:
+        """Dtype of every tensor."""
         return {t.name: t.dtype for t in (*self.reads, *(s.output for s in self.stages))}
 
 
@@ -93,10 +95,12 @@ class Alias:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """Name of the value read."""
         return (self.source,)
 
     @property
     def outputs(self) -> tuple[str, ...]:
+        """Name of the value written."""
         return (self.target,)
 
 
@@ -111,10 +115,12 @@ class Concat:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """Names of the values read, each once."""
         return tuple(dict.fromkeys(self.sources))
 
     @property
     def outputs(self) -> tuple[str, ...]:
+        """Name of the value written."""
         return (self.target,)
 
 
@@ -130,10 +136,12 @@ class Function:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """Names of the present arguments, each once."""
         return tuple(dict.fromkeys(n for n in self.arguments if n))
 
     @property
     def outputs(self) -> tuple[str, ...]:
+        """Names of the present results."""
         return tuple(n for n in self.results if n)
 
 
@@ -146,14 +154,17 @@ class Refused:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """Names of the values read, each once."""
         return tuple(dict.fromkeys(n for n in self.node.inputs if n))
 
     @property
     def outputs(self) -> tuple[str, ...]:
+        """Names of the values written."""
         return tuple(n for n in self.node.outputs if n)
 
     @property
     def nodes(self) -> tuple[str, ...]:
+        """Name of the node."""
         return (self.node.name,)
 
 
@@ -168,6 +179,7 @@ class FallbackSubgraph:
 
     @property
     def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes."""
         return tuple(n.name or n.outputs[0] for n in self.members)
 
 

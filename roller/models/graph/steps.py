@@ -39,10 +39,12 @@ class Value:
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
@@ -211,6 +213,7 @@ def reads(step: Step) -> tuple[str, ...]:
 
 
 def writes(step: Step) -> tuple[str, ...]:
+    """Return the names that a step writes."""
     if isinstance(step, ParallelGroup):
         return tuple(dict.fromkeys(n for lane in step.lanes for s in lane for n in writes(s)))
     return (step.target,) if isinstance(step, (View, Join, Copy)) else tuple(n for n in step.outputs if n)

@@ -33,10 +33,12 @@ class Piece:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """Names of the values read."""
         return self.names[: len(self.form.reads)]
 
     @property
     def outputs(self) -> tuple[str, ...]:
+        """Names of the values written."""
         return tuple(self.names[int(o[1:])] for o in self.form.outputs)
 
 

@@ -51,6 +51,7 @@ class Draft:
         return {n: node for node in self.nodes for n in node.outputs if n}
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a value."""
         return self.values[name].shape
 
     def constant(self, base: str, array: np.ndarray) -> str:

@@ -17,6 +17,7 @@ from roller.ops.rows import axes_over
 
 
 def call(fn: str, *args: Scalar) -> Scalar:
+    """Return a scalar function applied to scalars."""
     return Call(fn, args)
 
 

@@ -16,6 +16,7 @@ from roller.models.onnx.lowered import lower_graph, refusal
 
 
 def partition(graph: Graph, *, fallback: str | None = None) -> Program:
+    """Return the program of a graph."""
     return partition_with_report(graph, fallback=fallback).program
 
 

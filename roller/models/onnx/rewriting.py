@@ -27,6 +27,7 @@ class Steps:
         self.constants: dict[str, np.ndarray] = {}
 
     def constant(self, array: np.ndarray) -> Value:
+        """Add a constant under a new name and return it."""
         value = Value(f"{self.stem}/c{len(self.constants)}", array.shape, array.dtype.name)
         self.values[value.name], self.constants[value.name] = value, array
         return value

@@ -108,12 +108,12 @@ def _always(scene: Scene, node: Node) -> Same | None:
 
 
 def _untouched(scene: Scene, node: Node) -> Same | None:
-    """Reshape, Expand, Tile, Cast and the like without effect."""
+    """Drop Reshape, Expand, Tile, Cast and the like without effect."""
     return Same(node.inputs[0]) if node.inputs[0] and _same_type(scene, node) else None
 
 
 def _alone(scene: Scene, node: Node) -> Same | None:
-    """Concat, Sum, Max ... of one input; Split into one output."""
+    """Drop Concat, Sum, Max ... of one input, and Split into one output."""
     return Same(node.inputs[0]) if len(node.inputs) == 1 and _same_type(scene, node) else None
 
 
@@ -139,7 +139,7 @@ def _pad(scene: Scene, node: Node) -> Same | None:
 
 
 def _neutral(scene: Scene, node: Node) -> Same | None:
-    """x * 1, x / 1, x - 0; x + 0 of integers, and x + -0 of floats (-0 + 0 is 0)."""
+    """Drop x * 1, x / 1, x - 0; x + 0 of integers, and x + -0 of floats (-0 + 0 is 0)."""
     neutral = 1 if node.op in ("Mul", "Div") else 0
     for position in (1, 0) if node.op in ("Mul", "Add") else (1,):
         array, source = scene.draft.known(node, position), node.inputs[1 - position]
@@ -160,7 +160,7 @@ def _keeps_signs(op: str, neutral: np.ndarray) -> bool:
 
 
 def _choice(scene: Scene, node: Node) -> Same | None:
-    """Where(c, x, x)."""
+    """Drop Where(c, x, x)."""
     alike = node.inputs[1] == node.inputs[2]
     return Same(node.inputs[1]) if alike and _same_shape(scene, node.inputs[1], node.outputs[0]) else None
 
@@ -179,7 +179,7 @@ def _order(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _transpose(scene: Scene, node: Node) -> Same | Node | None:
-    """The identity, two transposes, or one that moves only dimensions of a single element."""
+    """Simplify a transpose that is the identity, follows another one, or moves only dimensions of one element."""
     shape = scene.draft.shape(node.inputs[0])
     order = _order(node, len(shape))
     if order == tuple(range(len(shape))):

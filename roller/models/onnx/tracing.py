@@ -124,6 +124,7 @@ class Tracer:
             self.node(node, scope)
 
     def node(self, node: onnx.NodeProto, scope: Scope) -> None:
+        """Trace one node."""
         inputs = tuple((scope.find(n) or "") if n else "" for n in node.input)
         domain = "" if node.domain == "ai.onnx" else node.domain
         if any(map(self.is_loose, inputs)):

@@ -27,6 +27,7 @@ def dtype_name(element_type: int) -> str | None:
 
 @cache
 def element_type(dtype: np.dtype[Any]) -> int:
+    """Return the ONNX element type of a NumPy dtype."""
     return int(onnx.helper.np_dtype_to_tensor_dtype(dtype))
 
 
@@ -37,6 +38,7 @@ def tensor_type(kind: int, shape: tuple[int, ...]) -> onnx.TypeProto:
 
 
 def array_value(name: str, array: np.ndarray) -> Value:
+    """Return the type of an array."""
     return Value(name, tuple(int(s) for s in array.shape), array.dtype.name)
 
 

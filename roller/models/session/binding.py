@@ -43,6 +43,7 @@ class Operand:
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -57,6 +58,7 @@ class BoundRun:
 
 @dataclass(frozen=True)
 class BoundCopy:
+    """A copy between two places."""
 
     step: Copy
     source: Operand

@@ -43,6 +43,7 @@ class Constants:
 
     @property
     def nbytes(self) -> int:
+        """Total size in bytes."""
         return sum(a.nbytes for a in self.arrays.values()) + sum(a.nbytes for p in self.panels.values() for a in p)
 
 

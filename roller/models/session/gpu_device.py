@@ -151,12 +151,15 @@ class CupyDevice:
         self._index = index
 
     def properties(self) -> dict[str, Any]:
+        """Return the properties of the device."""
         return properties(self._cp, self._index)
 
     def allocate(self, nbytes: int) -> Any:
+        """Return new memory."""
         return allocate(self._cp, nbytes)
 
     def load(self, artifact: KernelArtifact) -> Kernel:
+        """Load a built kernel."""
         return Module(self._cp, artifact)
 
     @contextlib.contextmanager
@@ -187,6 +190,7 @@ class CupyDevice:
         return found
 
     def contiguous(self, array: Any) -> Any:
+        """Return a CuPy array as a contiguous one."""
         return array if array.flags.c_contiguous else self._cp.ascontiguousarray(array)
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
@@ -198,6 +202,7 @@ class CupyDevice:
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=tensor.device)
 
     def address(self, array: Any) -> int:
+        """Return the address of a CuPy array."""
         return int(array.data.ptr)
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
@@ -208,6 +213,7 @@ class CupyDevice:
             stream.synchronize()
 
     def download(self, pointer: int, nbytes: int, stream: Stream) -> np.ndarray:
+        """Wait for a stream and return bytes."""
         out, runtime = np.empty(nbytes, np.uint8), self._cp.cuda.runtime
         if nbytes:
             runtime.memcpyAsync(out.ctypes.data, pointer, nbytes, runtime.memcpyDeviceToHost, stream.ptr)
@@ -229,29 +235,37 @@ class CupyDevice:
             runtime.memcpyAsync(target + row * target_pitch, source + row * source_pitch, row_bytes, kind, stream.ptr)
 
     def array(self, pointer: int, shape: Sequence[int], dtype: np.dtype[Any], owner: Any) -> Any:
+        """Return memory within ``owner`` as a CuPy array."""
         return self._cp.ndarray(tuple(shape), dtype, owner + (pointer - owner.ptr))
 
     def call(self, function: Callable[[], None], stream: Stream) -> None:
+        """Call a function with ``stream`` as CuPy's current stream."""
         with stream:
             function()
 
     def stream(self) -> Stream:
+        """Return a new stream."""
         return self._cp.cuda.Stream(non_blocking=True)
 
     def event(self, timing: bool = False) -> Event:
+        """Return a new event."""
         return self._cp.cuda.Event(disable_timing=not timing)
 
     def record(self, event: Event, stream: Stream) -> None:
+        """Record all work of a stream so far in an event."""
         event.record(stream)
 
     def wait(self, event: Event, stream: Stream) -> None:
+        """Let a stream wait for an event."""
         stream.wait_event(event)
 
     def elapsed_s(self, start: Event, end: Event) -> float:
+        """Return the seconds between two completed events."""
         seconds = float(self._cp.cuda.get_elapsed_time(start, end)) * 1e-3
         return seconds if math.isfinite(seconds) else 0.0
 
     def synchronize(self, stream: Stream) -> None:
+        """Wait for a stream."""
         stream.synchronize()
 
     def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
@@ -259,4 +273,5 @@ class CupyDevice:
         return captured(self._cp, stream, work)
 
     def replay(self, graph: Graph, stream: Stream) -> None:
+        """Run a graph on a stream."""
         graph.launch(stream)

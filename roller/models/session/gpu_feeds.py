@@ -23,6 +23,7 @@ class GpuFeeds(Feeds):
         self._names = {n: program.values[n].dtype for n in ends if n in program.values}
 
     def taken(self, array: Any, slot: Slot) -> Any:
+        """Return one validated array of a caller."""
         if not self._device.holds(array):
             return super().taken(array, slot)
         self._check(array, slot, f"{self.name}: argument '{slot.name}'")

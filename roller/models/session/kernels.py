@@ -236,7 +236,7 @@ def aligned(nbytes: int) -> np.ndarray:
         raw = np.frombuffer(room, np.uint8)
         start = -raw.ctypes.data % _HUGE_BYTES
         with contextlib.suppress(OSError):  # kernels without huge pages
-        # Whole pages only: a last page beyond the end would waste memory.
+            # Whole pages only: a last page beyond the end would waste memory.
             room.madvise(mmap.MADV_HUGEPAGE, start, nbytes // _HUGE_BYTES * _HUGE_BYTES)
         return raw[start : start + nbytes]
     raw = np.empty(nbytes + LINE_BYTES, np.uint8)

@@ -209,6 +209,7 @@ class NativeFrame(Frame):
         self._address = ctypes.addressof(self._struct)
 
     def execute(self, seconds: dict[int, float] | None) -> None:
+        """Run all steps on the current arrays."""
         if isinstance(self.inputs, Placed):
             self.inputs.place(self._struct.arrays)
             arrays = tuple(self.outputs)

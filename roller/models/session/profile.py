@@ -96,6 +96,7 @@ class Profile:
     doubt: str = ""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the profile as JSON data."""
         return asdict(self)
 
     def __repr__(self) -> str:

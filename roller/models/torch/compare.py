@@ -46,6 +46,7 @@ class FirstCall:
         self._run: Graph | None = None
 
     def __call__(self, *arguments: Any) -> Any:
+        """Run the graph."""
         run = self._run
         return self._first(arguments) if run is None else run(*arguments)
 

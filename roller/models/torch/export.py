@@ -143,6 +143,7 @@ def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.Mo
 
 
 def placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Return the arguments of a graph in order."""
     return [n for n in graph.graph.nodes if n.op == "placeholder"]
 
 

@@ -70,6 +70,7 @@ class FrozenGraph:
         self._lock = threading.RLock()
 
     def __call__(self, *arguments: Any) -> Any:
+        """Run the graph."""
         weights = self._weights(arguments)
         found = self._sets.get(tuple(map(id, weights)))
         if found is None or (found.state is not None and found.state != _state(weights)):

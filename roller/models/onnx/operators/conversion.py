@@ -87,6 +87,7 @@ def quantize(site: Site) -> Lowered:
 
 @lowers("DequantizeLinear")
 def dequantize(site: Site) -> Lowered:
+    """Lower ``(x - zero) * scale``."""
     x, scale, zero = site.required(0), site.required(1), site.input(2)
     require(x, ("int8", "uint8", "int16", "int32"), "DequantizeLinear")
     require(site.output, ("float32", "float16", "bfloat16"), "DequantizeLinear to")

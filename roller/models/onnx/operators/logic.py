@@ -52,6 +52,7 @@ def logic(site: Site) -> Lowered:
 
 @lowers("Not")
 def negation(site: Site) -> Lowered:
+    """Lower the negation of a condition."""
     axes, (x,) = operands(site)
     return pointwise(site, axes, invert(x))
 
@@ -65,6 +66,7 @@ def where(site: Site) -> Lowered:
 
 @lowers("IsNaN")
 def is_nan(site: Site) -> Lowered:
+    """Lower the test for NaN."""
     require(site.required(0), FLOATS, "IsNaN")
     axes, (x,) = operands(site)
     return pointwise(site, axes, _condition(call("isnan", x)))
@@ -94,6 +96,7 @@ def bits(site: Site) -> Lowered:
 
 @lowers("BitwiseNot")
 def complement(site: Site) -> Lowered:
+    """Lower the complement of every bit."""
     dtype = site.output.dtype
     require(site.output, INTEGERS, "BitwiseNot")
     axes, (x,) = operands(site)

@@ -71,6 +71,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 @lowers("Concat")
 def concat(site: Site) -> Lowered:
+    """Lower a concatenation of tensors."""
     axis = axis_of(int(site.attribute("axis", 1)), len(site.output.shape))
     if len(site.inputs) == 1:
         return Reshaped()

@@ -1,4 +1,4 @@
-"""Lowerings of normalisations: by given statistics, or by those of a row, a channel, a group or neighbouring channels."""
+"""Lowerings of normalisations: by given statistics, or by those of a row, a channel, a group or nearby channels."""
 
 from __future__ import annotations
 

@@ -93,6 +93,7 @@ def tensor_scatter(site: Site) -> Lowered:
 
 @lowers("Det")
 def determinant(site: Site) -> Lowered:
+    """Lower determinants of matrices."""
     require(site.required(0), ("float32", "float64"), "Det")
     return Called("determinant")
 

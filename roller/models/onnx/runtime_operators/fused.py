@@ -67,6 +67,7 @@ def _turned(s: Rewrite, x: str, matrix: bool, batch: bool) -> str:
 
 @rewrites("Gelu")
 def gelu(s: Rewrite) -> Sequence[str]:
+    """Rewrite the Gaussian error linear unit."""
     return [s.add("Gelu", s.required(0))]
 
 

@@ -43,11 +43,13 @@ def arithmetic(s: Rewrite) -> Sequence[str]:
 
 @rewrites("QLinearSigmoid")
 def sigmoid(s: Rewrite) -> Sequence[str]:
+    """Rewrite the logistic function of a quantised tensor."""
     return _of_one(s, lambda x: s.add("Sigmoid", x))
 
 
 @rewrites("QLinearLeakyRelu")
 def leaky_relu(s: Rewrite) -> Sequence[str]:
+    """Rewrite a leaky rectifier of a quantised tensor."""
     return _of_one(s, lambda x: s.add("LeakyRelu", x, alpha=float(s.attribute("alpha", 0.01))))
 
 

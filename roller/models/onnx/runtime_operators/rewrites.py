@@ -59,9 +59,11 @@ class Rewrite:
                 raise Unsupported(f"{self.node.op} with {what.replace('_', ' ')}")
 
     def type(self, name: str) -> Value:
+        """Return the type of a value."""
         return self.tracer.values[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a value."""
         return self.type(name).shape
 
     def known(self, name: str, what: str) -> np.ndarray:
