@@ -1,1 +1,1 @@
-"""Models: read, lowered to programs, compiled as one batch of kernels, run from a plan. ``compile.py`` names them."""
+"""Compilation of models: reading, lowering, batch compilation, execution of a plan. ``compile.py`` names all stages."""

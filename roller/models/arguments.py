@@ -1,4 +1,4 @@
-"""What callers say of a model besides the model itself, checked before it is read."""
+"""Validation of the arguments of ``compile_model`` other than the model."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from roller.core.validation import is_integer, path, whole_number
 from roller.errors import ModelError, shown
 
-#: Who may compute what cannot be compiled.
+#: Runtimes that may compute nodes that cannot be compiled.
 FALLBACKS = (None, "onnxruntime")
 
 
 def batch_of(batch: Any) -> int | None:
-    """Return a batch size, ``None`` for the model's own."""
+    """Return a validated batch size; ``None`` keeps the model's own."""
     if batch is None:
         return None
     return whole_number(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
 
 
 def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
-    """Return shapes by input; what else a caller passes is their mistake, not the model's."""
+    """Return validated shapes by input name."""
     if shapes is None:
         return {}
     if not isinstance(shapes, Mapping):
@@ -40,7 +40,7 @@ def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
 
 
 def has_ranges(shapes: Any) -> bool:
-    """Whether some dimension of some input is a range: a tuple in the place of a number, or what is meant for one."""
+    """Whether a dimension of an input is a range, well-formed or not."""
     if not isinstance(shapes, Mapping):
         return False
     several = list(shapes.values())
@@ -50,7 +50,7 @@ def has_ranges(shapes: Any) -> bool:
 
 
 def arrays_of(values: Any) -> dict[str, Any]:
-    """Return arrays by input."""
+    """Return validated arrays by input name."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -62,12 +62,12 @@ def arrays_of(values: Any) -> dict[str, Any]:
 
 
 def folder_of(base_dir: Any) -> Path | None:
-    """Return the folder of weights beside a model, ``None`` for its own."""
+    """Return the folder of external weights; ``None`` for the model's own folder."""
     return None if base_dir is None else path(base_dir, "base_dir", error=ModelError)
 
 
 def fallback_of(fallback: Any, name: str = "") -> str | None:
-    """Return who computes what cannot be compiled, ``None`` for nobody."""
+    """Return the runtime for nodes that cannot be compiled; ``None`` for none."""
     if fallback is None or (isinstance(fallback, str) and fallback in FALLBACKS):
         return fallback
     where = f"{name}: fallback" if name else "fallback"

@@ -1,4 +1,4 @@
-"""A compiled model held to ONNX Runtime: the same random inputs, the outputs side by side."""
+"""Comparison of a compiled model with ONNX Runtime on the same random inputs."""
 
 from __future__ import annotations
 
@@ -32,18 +32,16 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class Difference:
-    """How far an output is from what ONNX Runtime computes.
+    """Error of one output relative to ONNX Runtime.
 
     Parameters
     ----------
-    output, dtype
-        Which output.
     error
-        Largest difference relative to the largest magnitude; infinite where one is a number and one is not.
+        Largest absolute difference divided by the largest magnitude; infinite where only one of two values is NaN.
     tolerance
-        What it may be.
+        Largest accepted ``error``.
     right, why
-        Who is right where it is more, as :class:`roller.models.witnesses.Verdict` has it.
+        For a larger error, the fields of :class:`roller.models.witnesses.Verdict`.
     """
 
     output: str
@@ -55,23 +53,13 @@ class Difference:
 
     @property
     def ok(self) -> bool:
-        """Whether it is within the tolerance."""
+        """Whether the error is within the tolerance."""
         return self.error <= self.tolerance
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model beside ONNX Runtime.
-
-    Parameters
-    ----------
-    name, source
-        Of the model, and who it is compared with.
-    differences
-        Of every output, for every set of inputs.
-    sets
-        How many sets of random inputs there were.
-    """
+    """Differences between a model and ONNX Runtime, one per output and set of random inputs."""
 
     name: str
     source: str
@@ -80,11 +68,10 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether all outputs are within their tolerances."""
+        """Whether all errors are within their tolerances."""
         return all(d.ok for d in self.differences)
 
     def __repr__(self) -> str:
-        """Say on one line whether they agree."""
         worst = max((d.error for d in self.differences), default=0.0)
         verdict = "agrees" if self.ok else "DIFFERS"
         return one_line("Comparison", f"{self.name} {verdict} with {self.source}: largest error {worst:.2g}")
@@ -99,10 +86,7 @@ def compare(
     tolerance: float | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Run a compiled model and ONNX Runtime on the same random inputs.
-
-    Where they differ, onnx's reference evaluator and ONNX Runtime without its optimisations are asked who is right.
-    """
+    """Run a compiled model and ONNX Runtime on random inputs, and decide which of them is right where they differ."""
     program, session = made.plan.program, made.session()
     found, source = list[Difference](), ""
     for number in range(sets):
@@ -122,7 +106,7 @@ def compare(
 def _judged(
     found: Difference, got: np.ndarray, wanted: np.ndarray, others: Witnesses, position: int, tolerance: float | None
 ) -> Difference:
-    """Return a difference with who is right about it."""
+    """Return a difference with the verdict on which of the two results is right."""
     if found.ok:
         return found
 

@@ -1,7 +1,7 @@
-"""The road of a model, top to bottom: read -> fold -> partition -> layouts -> kernels -> memory plan -> session.
+"""All stages of compiling a model: read -> fold -> partition -> layouts -> kernels -> memory plan -> session.
 
-This is the one file that names every stage. Everything a model refuses is refused before the first kernel is
-compiled; a warm compile loads neither TVM nor the constructor.
+Unsupported models are refused before the first kernel is compiled. A compilation from the cache loads neither TVM nor
+the constructor.
 """
 
 from __future__ import annotations
@@ -75,69 +75,70 @@ def compile_model(
     prove_s: float | None = None,
     remeasure: bool = False,
 ) -> Session | RangeSession | GpuSession | CompiledModel:
-    """Compile an ONNX model: every distinct kernel once, or from the cache.
+    """Compile an ONNX model; each distinct kernel is compiled once or taken from the cache.
 
     Parameters
     ----------
     model
         Path (``.onnx``; TensorFlow's ``.pb`` where tf2onnx is installed), bytes, or a ModelProto.
     device
-        ``"cpu"`` for this machine; a device of this machine (``"cuda:0"``), or the name of any other, whose kernels are
-        lowered, built where a toolchain is installed, and never run.
+        ``"cpu"`` for this machine, a device of this machine (``"cuda:0"``), or the name of another device. Kernels for
+        another device are lowered, built where a toolchain is installed, and never run.
     batch, shapes, values
-        Batch size, shapes by input, and inputs that are known now; see :func:`roller.models.onnx.reader.read`. On this
-        machine's processor a dimension may be a range, ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``:
-        calls choose the size, within one session that compiles nothing any more; a symbol of that name in other inputs
-        is the same size. Of the arguments below ranges take ``options``, ``threads`` and ``deterministic``.
+        Batch size, shapes by input name, and inputs whose values are known now; see
+        :func:`roller.models.onnx.reader.read`. On this machine's processor a dimension may be a range,
+        ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``: each call then chooses the size, within one session
+        that compiles nothing further. A symbol of the same name in another input denotes the same size. Of the other
+        arguments, ranges accept ``options``, ``threads`` and ``deterministic``.
     base_dir
-        Folder of weights beside a model that comes as bytes or a message; a path's own folder by default.
+        Folder of external weights for a model given as bytes or as a message; by default the folder of the path.
     top_k, options, deterministic
         As for :func:`roller.compile`, for every kernel.
     budget_s
-        Seconds for compiling: every kernel gets its best prediction, built and checked, whatever that takes; other
-        candidates are tried while there is time, the biggest predicted share of the model first.
+        Seconds for compiling. Each kernel's best prediction is built and checked however long that takes; further
+        candidates are tried while time remains, the kernel with the largest predicted share of the model first.
     fallback
-        ``"onnxruntime"`` to leave what cannot be compiled to it, also what has no known shape before it
-        runs; by default that is an error that lists all of it.
+        ``"onnxruntime"`` runs nodes that cannot be compiled in ONNX Runtime, including nodes whose shape is unknown
+        before they run. By default such nodes raise an error that lists them all.
     executor
-        Builds kernels: any ``concurrent.futures.Executor``. Timing stays on this machine, alone.
+        Builds kernels: any ``concurrent.futures.Executor``. Timing stays on this machine, one kernel at a time.
     scheduler
-        Address of a Dask scheduler (``"tcp://host:8786"``) or a ``distributed.Client``: all workers build; those with
-        the resource ``gpu`` (or ``cpu_slot``, for processors like this one) check and time.
+        Address of a Dask scheduler (``"tcp://host:8786"``) or a ``distributed.Client``. All its workers build; workers
+        with the resource ``gpu`` (or ``cpu_slot``, for processors like this one) check and time.
     workers
-        Processes that build, where neither is given; as many as there are processors by default.
+        Number of build processes where neither is given; by default the number of processors.
     threads
-        Threads a call may use, the caller among them, where the device is a processor: kernels are constructed for so
-        many cores, and a session uses no more. All cores by default; ``1`` where calls come from many threads at a
-        time, or the machine has other work. See also :func:`roller.load_model`.
+        Threads of a call, including the caller, where the device is a processor: kernels are constructed for that many
+        cores, and a session uses no more. All cores by default. Use ``1`` where many threads call at a time or the
+        machine has other work. See also :func:`roller.load_model`.
     cache
-        Whether kernels come from the cache and go to it.
+        Whether kernels are read from the cache and written to it.
     progress
-        ``True`` for a bar on standard error, ``False`` for none, ``None`` for one where that is a terminal; or a
-        function that takes :class:`roller.models.batch.progress.Progress`.
+        ``True`` for a bar on standard error, ``False`` for none, ``None`` for a bar where standard error is a terminal;
+        or a function that takes :class:`roller.models.batch.progress.Progress`.
     side_by_side
         Whether small independent kernels may run at the same time, each on a share of the device, where that is
         predicted to be faster.
     prove
-        Run the kernels for a GPU that is not here on the emulator (g++) now, the biggest predicted share first; what is
-        wrong drops out, and each says what was not proved. By default that is done when the model is saved.
+        Run kernels for an absent GPU on the emulator (g++) now, the largest predicted share first. A wrong candidate is
+        replaced; each artifact records which parts were not proved. By default this happens when the model is saved.
     prove_s
-        Seconds for that, all kernels together, now; 120 by default. 0 for no proofs, not when it is saved either.
+        Seconds for the proofs of all kernels together, now; 120 by default. 0 disables proofs, also when saving.
     remeasure
         As for :func:`roller.compile`, for every kernel.
 
     Returns
     -------
     Session, RangeSession, GpuSession or CompiledModel
-        A session where the device is one of this machine, its processor or a GPU; for other devices what
-        :meth:`CompiledModel.save` writes for a machine that has one.
+        A session where the device is one of this machine, its processor or a GPU; otherwise a model whose
+        :meth:`CompiledModel.save` writes a folder for a machine that has the device.
 
     Raises
     ------
     ModelError
-        Where the model is damaged or hostile, or holds what cannot be compiled; nothing has been compiled then.
+        If the model is damaged, malicious, or has nodes that cannot be compiled; no kernel has been compiled then.
     NoCandidateError
-        Where kernels have no candidate that works, with the reasons; all others are in the cache.
+        If kernels have no working candidate, with the reasons; all other kernels are in the cache.
     """
     if has_ranges(shapes):
         from roller.models.ranges import compile_for_ranges
@@ -163,7 +164,7 @@ def compile_model(
             graph = read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, fallback=fallback)
             return partitioned(graph, fallback=fallback)
 
-        # What another runtime computes is said every time; arrays that are known now are the caller's.
+        # The warning about fallback nodes is repeated on every compile; caller-supplied values are not cached.
         return program_of(make, model, batch, shapes, base_dir, noted=cache and fallback is None and not values)
 
     how = ModelOptions(
@@ -183,7 +184,7 @@ def read(
     base_dir: str | Path | None = None,
     fallback: str | None = None,
 ) -> Graph:
-    """Return the graph of a model, everything computed that is known now."""
+    """Return the graph of a model with constant subgraphs folded."""
     from roller.models.onnx import folding, reader
 
     lenient = fallback is not None
@@ -201,16 +202,13 @@ def program_of(
     *,
     noted: bool = True,
 ) -> Program:
-    """Return what ``make`` gives, or where ``noted`` the same from the cache without asking it."""
+    """Return the program from the cache where ``noted`` and present, otherwise from ``make``."""
     note = ProgramNote(KernelCache().folder, model, batch, shapes, base_dir)
     return note.load_or_make(make) if noted else make()
 
 
 def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
-    """Return the steps and kernels of a graph; :class:`ModelError` lists all that cannot be compiled.
-
-    What ``fallback`` computes is said in one :class:`RollerWarning`.
-    """
+    """Return the steps and kernels of a graph; one :class:`RollerWarning` lists the nodes left to ``fallback``."""
     from roller.models.onnx.partition import partition_with_report
 
     report = partition_with_report(graph, fallback=fallback)
@@ -223,7 +221,7 @@ def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
 def compile_partitioned(
     program: Program | Callable[[], Program], device: str | DeviceSpec = "cpu", how: ModelOptions | None = None
 ) -> CompiledModel:
-    """Compile what :func:`partitioned` gave, or what a function gives once the other arguments are seen to be right."""
+    """Compile a program, or the result of a function that is called once the other arguments are validated."""
     how = how or ModelOptions()
     settings = how.settings()
     target, crew = hire(device, how.executor, how.scheduler, how.workers)
@@ -257,16 +255,16 @@ def hire(
     scheduler: Any = None,
     workers: int | None = None,
 ) -> tuple[Target, Workers]:
-    """Return what kernels are compiled for, and who compiles them."""
+    """Return the compilation target and the workers."""
     spec, handle = target_of(device)
     here = handle is not None or is_this_machine(spec)
     if here and handle is None:
         check_units(spec)
     crew = crew_of(executor, scheduler, workers, spec.traits.resource)
-    # A GPU that is not here is judged where the scheduler has one; the worker makes sure that it is the one meant.
+    # Kernels for an absent GPU are checked and timed on a scheduler's GPU worker, which verifies that it has this GPU.
     elsewhere = not here and spec.traits.discrete and crew.benches > 0
     remote = target_for(spec).first_device if elsewhere else ""
-    # Kernel follows kernel in a model, for seconds: at the clock that lasts.
+    # A model keeps the device busy for seconds, so the sustained clock applies.
     return Target(spec.emitted.sustained, here, handle.text if handle is not None else remote, bool(remote)), crew
 
 
@@ -282,11 +280,7 @@ def compile_program(
     given: Mapping[str, KernelArtifact] | None = None,
     blocks: bool = True,
 ) -> CompiledModel:
-    """Choose layouts, put small kernels side by side where that is predicted to be faster, compile all, plan memory.
-
-    Where a kernel that layouts or sections made has no candidate that works, the model is compiled without ``blocks``
-    of channels and without sections, and a :class:`RollerWarning` says so.
-    """
+    """Choose layouts, schedule small kernels concurrently, compile all kernels and plan memory."""
     seconds, before = dict[str, float](), time.monotonic()
     spec = target.spec if settings.threads is None else target.spec.share(settings.threads)
     predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache)
@@ -301,6 +295,7 @@ def compile_program(
         program.kernels, target, settings, uses=uses_of(program.steps), passing=passing_bytes(program), crew=crew,
         cache=cache, progress=progress, constructed=predictions.constructed, given=given,
     )  # fmt: skip
+    # Only kernels that layouts or sections created failed: compile again without channel blocks and sections.
     if batch.failures and not batch.failures.keys() & declared.kernels.keys():
         warnings.warn(_without_rewriting(batch, program.name, target.spec.name), RollerWarning, stacklevel=2)
         return compile_program(
@@ -319,7 +314,7 @@ def compile_program(
 
 
 def _without_rewriting(batch: Batch, name: str, device: str) -> str:
-    """Say which rewritten kernels failed, and that the model is compiled without them."""
+    """Return the warning that lists rewritten kernels that failed."""
     return (
         f"{name} on {device}: {counted(len(batch.failures), 'kernel')} in blocks of channels or in sections failed: "
         f"{batch.reasons}. The model is compiled without them."

@@ -1,4 +1,4 @@
-"""What compiling a model gives: its plan, a kernel by every key the plan names, and how they came about."""
+"""The result of compiling a model: its plan, the kernels by key, and the record of how each was obtained."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ MOST_LABEL = 70
 
 @dataclass(frozen=True)
 class CompiledModel(HeldHere):
-    """A model with all its kernels: a session where its device is here, and what is saved for one elsewhere.
+    """A model with all its kernels: :meth:`session` runs it here, :meth:`save` writes a folder for another machine.
 
     Parameters
     ----------
     plan
-        Steps and places.
+        Steps and the memory plan.
     artifacts
-        By kernel key.
+        Compiled kernels by kernel key.
     spec
-        What the kernels were constructed for.
+        Device that the kernels were constructed for.
     target
-        Where they run.
+        Device that the kernels run on.
     batch
-        What became of each kernel.
+        Result of the batch compilation.
     seconds
-        What each stage took, by name.
+        Compile time by stage, in seconds.
     layouts
-        Which values hold their channels in blocks, and what that is predicted to gain; for people.
+        Values whose channels are stored in blocks, with the predicted gain, as text.
     launches
-        Launches of a call on a GPU, and its predicted time; ``None`` for other devices.
+        Kernel launches of a call on a GPU with its predicted time; ``None`` for other devices.
     unproved_s
-        Seconds that saving takes at most to prove kernels of a GPU that is not here; 0 where compiling did, or nobody
-        shall.
+        Most seconds that saving spends on proving kernels for an absent GPU; 0 where compiling proved them or proofs
+        are disabled.
     again
-        Compiles the same with so many seconds for proofs; ``None`` where kernels are checked on their device.
+        Compiles the model again with the given seconds for proofs; ``None`` where kernels are checked on their device.
     """
 
     other_way: ClassVar[str] = "Save it with save(folder), and load it with roller.load_model(folder)."
@@ -78,14 +78,14 @@ class CompiledModel(HeldHere):
     again: Callable[[float], CompiledModel] | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        """Model, device and kernels on one line."""
+        """Return model, device and numbers of kernels and steps on one line."""
         name = self.plan.program.name or "model"
         kernels = counted(len(self.artifacts), "kernel")
         steps = counted(len(self.plan.program.steps), "step")
         return one_line("CompiledModel", f"{name} for {self.spec.name}: {kernels} in {steps}")
 
     def _repr_html_(self) -> str:
-        """Kernels, those that take most first, for a notebook."""
+        """Return a table of kernels for a notebook, the largest predicted share first."""
         rows = (
             (row["runs"], seconds_text(row["predicted_s"]), seconds_text(row["measured_s"]), row["origin"],
              cut(row["label"], MOST_LABEL))
@@ -95,22 +95,22 @@ class CompiledModel(HeldHere):
 
     @property
     def runs_here(self) -> bool:
-        """Whether a session of it can be had."""
+        """Whether this machine has the device."""
         return self.target.here
 
     def session(self, *, consume: bool = False) -> Session | GpuSession:
-        """Return the model, ready to be run here.
+        """Return a session that runs the model on this machine.
 
         Parameters
         ----------
         consume
-            Whether this model is of no more use afterwards: a processor's weights are let go as they are packed, so
-            that they are not in memory twice.
+            Whether this model may lose its weights: on a processor each weight is released once it is packed, so that
+            memory never holds both forms of all weights.
 
         Raises
         ------
         LaunchError
-            Where its device is none of this machine.
+            If the device is not one of this machine.
         """
         if not self.runs_here:
             raise LaunchError(
@@ -126,29 +126,29 @@ class CompiledModel(HeldHere):
         return GpuSession(self.plan, self.artifacts, device, built_for=self.spec.name, target=self.spec.target)
 
     def run(self, *arguments: Any, **options: Any) -> Any:
-        """Run it as a session does, once: whoever calls again should keep :meth:`session`.
+        """Run the model once in a new session; keep a :meth:`session` for repeated calls.
 
         Raises
         ------
         LaunchError
-            Where its device is none of this machine.
+            If the device is not one of this machine.
         """
         return self.session().run(*arguments, **options)
 
     def proved(self, seconds: float) -> CompiledModel:
-        """Return the model with its kernels proved as far as seconds go, those that are wrong replaced.
+        """Return the model with its kernels proved within a time limit and wrong kernels replaced.
 
-        Nothing is lowered anew but what takes the place of a kernel that is wrong.
+        Only the replacements of wrong kernels are lowered again.
 
         Parameters
         ----------
         seconds
-            For all proofs together; those of before count.
+            Limit for all proofs together, earlier ones included.
 
         Raises
         ------
         NoCandidateError
-            Where all candidates of a kernel are wrong.
+            If all candidates of a kernel are wrong.
         """
         if self.again is None or not seconds:
             return self
@@ -160,27 +160,27 @@ class CompiledModel(HeldHere):
     def save(
         self, folder: str | os.PathLike[str], expected: Sequence[Expected] = (), *, prove_s: float | None = None
     ) -> Path:
-        """Write the model so that it starts without a compiler.
+        """Write the model to a folder that runs without a compiler.
 
-        :func:`roller.load_model` starts it where its device is; for a GPU the folder is a bundle, which
-        ``python -m roller.models.session.bundle run`` checks, times and profiles there.
+        :func:`roller.load_model` loads it on a machine that has the device. For a GPU the folder is a bundle, which
+        ``python -m roller.models.session.bundle run`` checks, times and profiles on that machine.
 
         Parameters
         ----------
         folder
             Must not exist, or be empty.
         expected
-            What a GPU must compute; see :func:`roller.models.expected.expected_of`.
+            Results that a GPU must reproduce; see :func:`roller.models.expected.expected_of`.
         prove_s
-            Seconds in which kernels for a GPU that is not here are run on the emulator before they are written; by
-            default 120 where :func:`roller.compile_model` was told nothing of it, else none.
+            Seconds for running kernels for an absent GPU on the emulator before they are written; by default 120 where
+            :func:`roller.compile_model` was given no setting for proofs, else 0.
 
         Raises
         ------
         ArtifactError
-            Where the folder holds something or cannot be written.
+            If the folder is not empty or cannot be written.
         NoCandidateError
-            Where all candidates of a kernel are wrong.
+            If all candidates of a kernel are wrong.
         """
         target = path_of(folder, "folder", error=ArtifactError)
         if not self.spec.traits.discrete:
@@ -201,9 +201,9 @@ class CompiledModel(HeldHere):
     def rows(self) -> tuple[dict[str, Any], ...]:
         """One row per kernel, the largest predicted share first.
 
-        ``key``, ``label`` (of the first step that runs it), ``runs`` per call, ``predicted_s`` and ``measured_s`` of
-        one run, ``share_s`` (predicted, of all runs), ``bottleneck``, ``origin``, and what
-        was ``proved`` of it.
+        Keys: ``key``, ``label`` (of the first step that runs it), ``runs`` per call, ``predicted_s`` and ``measured_s``
+        of one run, ``share_s`` (predicted, of all runs), ``bottleneck``, ``origin``, and ``proved``, the result of its
+        proof.
         """
         from roller.models.session.profile import distinct_labels
 

@@ -1,4 +1,4 @@
-"""What a model computes by ONNX Runtime, for the bundle of a GPU that is not here."""
+"""Reference outputs of a model from ONNX Runtime, for the bundle of an absent GPU."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from roller.models.session.gpu_bundle import Expected
 if TYPE_CHECKING:
     import onnx
 
-#: Random integers lie below this: they are indices and token ids more often than not.
+#: Exclusive upper bound of random integer inputs, most of which are indices or token ids.
 _BELOW = 2
-#: What ONNX Runtime does with a quantised model that its file does not say: on processors without dot products of
-#: bytes sums of pairs saturate, and biases in floating point are rounded to integers. Neither changes other models.
+#: Options that make ONNX Runtime compute a quantised model as its file specifies. Without them, processors without
+#: byte dot products saturate sums of pairs, and floating-point biases become integers. Other models are unaffected.
 _AS_WRITTEN = {"session.x64quantprecision": "1"}
 _NOT_AS_WRITTEN = ("WeightBiasQuantization",)
 
@@ -32,7 +32,7 @@ def expected_of(
     seed: int = 0,
     values: Mapping[str, Any] | None = None,
 ) -> Expected:
-    """Return random inputs of a model, and what ONNX Runtime makes of them, a quantised one as it is written."""
+    """Return random inputs of a model and its outputs in ONNX Runtime."""
     random = np.random.default_rng(seed)
     feeds = {n: _random(program.values[n], random) for n in program.inputs}
     known = {n: np.asarray(v) for n, v in (values or {}).items()}
@@ -44,7 +44,7 @@ def computed(
     model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray],
     *, optimised: bool = True,
 ) -> tuple[tuple[np.ndarray, ...], str]:  # fmt: skip
-    """Return what ONNX Runtime makes of a model's inputs, and its version."""
+    """Return the outputs of ONNX Runtime and its version."""
     try:
         import onnxruntime
     except ImportError as err:
@@ -69,7 +69,7 @@ def computed(
 
 
 def typed_outputs(program: Program, results: Sequence[Any]) -> tuple[np.ndarray, ...]:
-    """Return results of a model as arrays of the program's shapes, as far as it knows these."""
+    """Return results as arrays in the program's shapes, where these are known."""
     values, named = program.values, zip(program.outputs, results, strict=True)
     return tuple(np.asarray(r).reshape(values[n].shape) if n in values else np.asarray(r) for n, r in named)
 

@@ -1,4 +1,4 @@
-"""How a model is compiled, apart from what it is and where it will run."""
+"""Arguments of ``compile_model`` that control how a model is compiled."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from roller.models.batch.jobs import Settings
 from roller.models.batch.progress import OnProgress
 from roller.templates.common.options import ConstructOptions
 
-#: What an error says of them.
+#: Description of valid seconds in error messages.
 SECONDS = "seconds of at least 0, or None"
-#: Candidates per kernel unless said otherwise: those the model cannot tell apart.
+#: Default number of candidates per kernel: those that the performance model cannot distinguish.
 TOP_K: Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True, repr=False)
 class ModelOptions:
-    """Arguments of :func:`roller.compile_model` that choose how, by their names; see there."""
+    """Compile options of :func:`roller.compile_model`, by the same names."""
 
     top_k: int | Literal["auto"] = TOP_K
     options: ConstructOptions | None = None
@@ -40,16 +40,15 @@ class ModelOptions:
     threads: int | None = None
 
     def __repr__(self) -> str:
-        """Name what differs from the defaults."""
         return non_defaults(self)
 
     @property
     def prove_saved_s(self) -> float:
-        """Seconds of proofs that are part of saving: where nothing was said of proofs."""
+        """Seconds of proofs when the model is saved; 0 where ``prove`` or ``prove_s`` is set."""
         return PROVE_ALL_S if self.prove_s is None and not self.prove else 0.0
 
     def settings(self) -> Settings:
-        """Return how each kernel is compiled."""
+        """Return the validated settings of each kernel's compilation."""
         for name in ("cache", "side_by_side"):
             flag(getattr(self, name), name)
         if not (self.progress is None or callable(self.progress)):
@@ -65,7 +64,7 @@ class ModelOptions:
 
     @property
     def prove_now_s(self) -> float:
-        """Seconds of proofs that are part of compiling."""
+        """Seconds of proofs while compiling."""
         prove = flag(self.prove, "prove", remedy="Give seconds as prove_s.")
         if self.prove_s is not None:
             return number(self.prove_s, "prove_s", expected=SECONDS)

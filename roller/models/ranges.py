@@ -1,4 +1,4 @@
-"""Models whose calls choose sizes: read at some sizes, generalised, compiled once for all of them."""
+"""Models with dynamic sizes: read at sample sizes, generalised, and compiled once for the whole range."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 #: The program of a model at fixed shapes of its inputs.
 ProgramAt: TypeAlias = Callable[[Mapping[str, Sequence[int]]], Program]
-#: Of a size: its third power, which formulas are fitted with, is a number of 64 bits.
+#: Largest size: formulas are fitted to its third power, which must fit 64 bits.
 _LARGEST = 1 << 20
 _HOW = (
     "Write (name, least, largest) or (name, range(...)), e.g. "
@@ -54,28 +54,20 @@ _HOW = (
 
 @dataclass(frozen=True)
 class Ranges:
-    """What calls choose.
-
-    Parameters
-    ----------
-    box
-        The sizes.
-    inputs
-        Dimensions of every input: numbers and names of sizes.
-    """
+    """Ranges of the dynamic sizes, and each input's dimensions as numbers or names of sizes."""
 
     box: Box
     inputs: Mapping[str, tuple[int | str, ...]]
 
     def at(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the inputs at some sizes."""
+        """Return the shapes of the inputs at the given sizes."""
         return {n: tuple(sizes[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
 
 
 def ranges_of(
     model: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Any], base_dir: str | Path | None = None
 ) -> Ranges:
-    """Return what the sizes of a model may be."""
+    """Return the ranges that ``shapes`` declares, validated against the model's inputs."""
     from roller.models.onnx.loading import load
     from roller.models.onnx.types import declared_shape
 
@@ -106,7 +98,7 @@ def ranges_of(
 
 
 def _dim(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
-    """Return a dimension; what varies is noted in ``ends``."""
+    """Return a dimension as a number or the name of its size, whose range is entered in ``ends``."""
     if is_integer(dim) and dim >= 0:
         return int(dim)
     if isinstance(dim, str) and dim in ends:
@@ -135,7 +127,7 @@ def compile_for_ranges(
     beside: Mapping[str, bool],
     program_at: ProgramAt,
 ) -> RangeSession:
-    """Compile a model whose ``shapes`` have ranges, as :func:`roller.compile_model` was asked to."""
+    """Validate the arguments of :func:`roller.compile_model` and compile a model whose ``shapes`` have ranges."""
     from roller.models.onnx.loading import load
 
     spec, handle = target_of(device)
@@ -160,7 +152,7 @@ def compile_for_ranges(
 def compile_ranges(
     name: str, program_at: ProgramAt, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool = True
 ) -> RangeSession:
-    """Compile a model for all sizes of its ranges, on this machine's processor."""
+    """Compile a model for all sizes of its ranges on this machine's processor."""
 
     def plain(sizes: Sizes) -> Program:
         return program_at(ranges.at(sizes))
@@ -172,7 +164,7 @@ def compile_ranges(
     middle = plain(ranges.box.told.middle)
     layouts = _layouts(middle, spec, Settings(options))
     with contextlib.suppress(MismatchError, KeyError, NoCandidateError):
-        if layouts.written:  # where channels cannot be in blocks at some sizes, none are at all
+        if layouts.written:  # channel blocks that some sizes do not allow are used for no size
             return made(layouts)
     try:
         return made(ChosenLayouts(middle))
@@ -186,12 +178,12 @@ def compile_ranges(
 def _session(
     found: Reading, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool
 ) -> RangeSession:  # fmt: skip
-    """Generalise what was read, and compile its kernels."""
+    """Generalise the programs of the sample sizes and compile their kernels."""
     points, largest = found.points, found.largest
     sources = _sources(found.programs, points, options)
     _same_constants([*found.programs, largest])
     whole = plan(largest)
-    # What a plan says beside its data is the same for all sizes: constants, and no expressions of kernels.
+    # All sizes share a plan's constants; its kernel expressions are not part of the generalised data.
     fixed = [plan(p, within=whole) for p in found.programs]
     described = general([_described(f) for f in fixed], Fitter(points))
     passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
@@ -204,7 +196,7 @@ def _session(
 
 
 def _outputs(found: Reading) -> dict[str, tuple[int | str | None, ...]]:
-    """Return the dimensions of outputs: numbers, or the size that they are; ``None`` for another function of sizes."""
+    """Return output dimensions as numbers or size names; ``None`` for any other function of the sizes."""
     programs, names = found.programs, list(found.box.ends)
 
     def dim(values: Sequence[int]) -> int | str | None:
@@ -217,13 +209,13 @@ def _outputs(found: Reading) -> dict[str, tuple[int | str | None, ...]]:
 
 
 def _doubt(kernels: Mapping[str, SymbolicKernels]) -> str:
-    """Return why choices may be wrong: what disturbed the first that was disturbed, and how many were."""
+    """Return the first disturbance of a timing and the number of kernels affected; empty for none."""
     several = [k.doubt for k in kernels.values() if k.doubt]
     return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
 
 
 def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLayouts:
-    """Return the layouts that are predicted to be the fastest at some sizes: those of other sizes get the same."""
+    """Return the layouts predicted to be fastest for ``program``, which all other sizes share."""
     target, crew = Target(spec, here=True), Forks()
     return laid_out(
         program, spec, Predictions(program.kernels, target, settings, lambda j: construct(j, target, crew)[0], None)
@@ -233,7 +225,7 @@ def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLa
 def _sources(
     programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
 ) -> dict[str, tuple[SymbolicExpr, tuple[str, ...]]]:
-    """Return the expression of every kernel for all sizes, and which of its inputs are constant whatever the sizes."""
+    """Return each kernel's symbolic expression, and the names of its inputs that are constant at all sizes."""
     found = {}
     if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
         raise MismatchError("kernels differ")
@@ -247,7 +239,7 @@ def _sources(
 
 
 def _same_constants(programs: Sequence[Program]) -> None:
-    """Make sure that constants have one value for all sizes; where sizes cut them, they are the first part of one."""
+    """Refuse constants that depend on sizes; a constant that sizes truncate must be a prefix of the largest."""
     largest = programs[-1].constants
     for program in programs[:-1]:
         if set(program.constants) != set(largest):
@@ -258,7 +250,7 @@ def _same_constants(programs: Sequence[Program]) -> None:
 
 
 def _begins_with(whole: np.ndarray, part: np.ndarray) -> bool:
-    """Return whether an array begins with the bytes of another; what repeats along an axis is compared once."""
+    """Whether an array begins with the bytes of another; axes of stride 0 are compared once."""
     if part.shape == whole.shape:
         once = tuple(slice(1) if x == y == 0 else slice(None) for x, y in zip(part.strides, whole.strides, strict=True))
         part, whole = part[once], whole[once]
@@ -272,7 +264,6 @@ def _described(made: Plan) -> dict[str, Any]:
 
 
 def _range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
-    """Return what a session takes of a kernel."""
     kernel = kernels.kernels[number]
     own = [kernels.own.at(p) for p in points]
     codes = [KernelCode.of(kernel.at(p, kernels.own.expression.at(p))) for p in own]
@@ -284,6 +275,6 @@ def _range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]
 
 
 def _unnumbered(source: str) -> str:
-    """Return a source whose variables are numbered in their order, not by all that were made before it."""
+    """Return a source whose variables are renumbered in order of appearance."""
     numbers: dict[str, int] = {}
     return re.sub(r"\b[a-z]+_\d+\b", lambda m: f"v{numbers.setdefault(m[0], len(numbers))}", source)

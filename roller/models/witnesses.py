@@ -1,4 +1,4 @@
-"""Who is right where a compiled model and ONNX Runtime differ: onnx's reference, and ONNX Runtime unoptimised."""
+"""Decides whether roller or ONNX Runtime is right where they differ, by ONNX's reference evaluator and plain ORT."""
 
 from __future__ import annotations
 
@@ -18,21 +18,13 @@ from roller.models.graph.steps import Program
 if TYPE_CHECKING:
     import onnx
 
-#: Elements of all values of a model up to which the reference, which is plain Python, is asked.
+#: Most elements in all values of a model for which the reference evaluator, which is plain Python, runs.
 MAX_ELEMENTS = 1 << 26
 
 
 @dataclass(frozen=True)
 class Witnesses:
-    """What others make of the same inputs; ``None`` where one has no answer.
-
-    Parameters
-    ----------
-    reference
-        Of onnx's reference evaluator, an array per output.
-    unoptimised
-        Of ONNX Runtime, which ran the nodes as they are written.
-    """
+    """Outputs of the reference evaluator and of unoptimised ONNX Runtime; ``None`` where one failed."""
 
     reference: tuple[np.ndarray, ...] | None
     unoptimised: tuple[np.ndarray, ...] | None
@@ -40,22 +32,14 @@ class Witnesses:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is right about an output.
-
-    Parameters
-    ----------
-    right
-        ``"roller"`` or ``"onnxruntime"``; ``None`` where nobody can tell.
-    why
-        For people.
-    """
+    """Which side is right, ``"roller"`` or ``"onnxruntime"`` (``None`` if undecided), and the reason as text."""
 
     right: str | None
     why: str
 
 
 def asked(model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray]) -> Witnesses:
-    """Ask onnx's reference evaluator, and ONNX Runtime without its optimisations."""
+    """Run ONNX's reference evaluator, and ONNX Runtime without optimisations."""
     try:
         unoptimised = computed(model, program, feeds, optimised=False)[0]
     except LaunchError:
@@ -83,7 +67,7 @@ def _reference(
 
 
 def verdict(ours: bool | None, theirs: bool | None, unoptimised: bool | None) -> Verdict:
-    """Return who is right about an output in which roller and ONNX Runtime differ.
+    """Return which of roller and ONNX Runtime is right about an output in which they differ.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""The kernels of a model as one batch: jobs, workers, progress, proofs, predictions."""
+"""Batch compilation of a model's kernels: jobs, workers, progress, proofs, predictions."""

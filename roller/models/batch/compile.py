@@ -1,9 +1,8 @@
-"""Compile the kernels of a model: each once, in parallel, the biggest predicted share first, all of it resumable.
+"""Compiles the kernels of a model in waves, in parallel, the largest predicted share first.
 
-Kernels go through in waves. A wave is built in parallel (and the references its kernels are checked against are
-computed beside that); then, alone on the machine, its kernels are checked and timed one by one, and each goes into
-the cache as soon as it is chosen. So whatever ends a batch early, nothing finished is lost, and two processes that
-compile the same model divide its kernels among themselves.
+A wave is built in parallel with the references of its checks. Then its kernels are checked and timed one by one with
+the machine otherwise idle, and each is cached as soon as it is chosen, so that an interrupt loses no finished kernel
+and two processes that compile the same model divide its kernels between them.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
     from roller.runtime.check import Oracle
 
-#: Builds of a wave per process: enough that the last ones of a wave do not leave processes idle for long, few enough
-#: that an interrupt loses seconds. Beside a budget a wave is as small as keeps all processes busy.
+#: Builds per process in a wave: enough that the tail of a wave leaves processes idle only briefly, few enough that an
+#: interrupt loses only seconds. Under a budget, the fewest that keep all processes busy.
 _WAVE, _WAVE_IN_BUDGET = 16, 2
 
 
@@ -49,14 +48,14 @@ def compile_kernels(
     settings: Settings | None = None,
     *,
     uses: Mapping[str, int] | None = None,
-    passing: Mapping[str, int] | None = None,
+    passing: Mapping[str, int] | None = None,  # bytes touched between two runs of a kernel, which evict its constants
     crew: Workers | None = None,
     cache: KernelCache | None = None,
     progress: OnProgress = silent,
     constructed: Mapping[str, Constructed] | None = None,
     given: Mapping[str, KernelArtifact] | None = None,
 ) -> Batch:
-    """Compile kernels, or take them from the cache."""
+    """Compile kernels or take them from the cache; failed kernels are listed in the result."""
     start = time.monotonic()
     chosen = settings or Settings()
     jobs = jobs_of(sources, target, chosen, uses or {}, passing)
@@ -71,7 +70,7 @@ def compile_kernels(
     artifacts, failures, origins = {}, {}, {}
     for job in jobs:
         for key, expression in job.names:
-            if job.digest in run.artifacts:  # an artifact speaks in the names of the expression it is asked for
+            if job.digest in run.artifacts:  # the artifact takes the names of this key's expression
                 artifacts[key] = replace(run.artifacts[job.digest], expression=expression)
                 origins[key] = run.origins[job.digest]
             else:
@@ -80,7 +79,7 @@ def compile_kernels(
 
 
 class _Run:
-    """One batch under way."""
+    """State of one batch compilation."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class _Run:
         self._proofs = Proofs(target.spec, prove_s, len(jobs), crew.workers, lambda t: crew.map(t, patient=True))
 
     def everything(self) -> None:
-        """Look up, construct, and go through the passes."""
+        """Look kernels up, construct the missing ones, and run the passes."""
         passes = self._passes()
         timed = self.target.judged and passes[-1] != QUICK
         if timed and self.cache is not None:
@@ -136,7 +135,7 @@ class _Run:
         return budget_s is not None and time.monotonic() - self._start > budget_s
 
     def _look_up(self, jobs: Sequence[Job], how: Selection, origin: str) -> list[Job]:
-        """Take what the cache has; return what it has not."""
+        """Take kernels from the cache; return the jobs that it lacks."""
         if not jobs or (self.cache is None and not self._given):
             return list(jobs)
         found, missing, unproved = self._kept(jobs, how), list[Job](), list[Job]()
@@ -152,7 +151,7 @@ class _Run:
         return missing + self._prove_kept([(j, found[j.digest]) for j in unproved], how, origin)
 
     def _kept(self, jobs: Sequence[Job], how: Selection) -> dict[str, KernelArtifact]:
-        """Return the kernels that were given, or are in the cache, by digest of the job."""
+        """Return kernels that were given or are cached, by job digest."""
         given = {j.digest: self._given[n] for j in jobs for n, _ in j.names if n in self._given}
         others = [j for j in jobs if j.digest not in given]
         if self.cache is None or not others:
@@ -162,7 +161,7 @@ class _Run:
         return given | {j.digest: found[d] for j in others if (d := j.key(how).digest) in found}
 
     def _prove_kept(self, kept: list[tuple[Job, KernelArtifact]], how: Selection, origin: str) -> list[Job]:
-        """Prove kernels that are there, the biggest predicted share first; return the jobs of those that are wrong."""
+        """Prove kernels that exist, the largest predicted share first; return the jobs of wrong ones."""
         if not kept:
             return []
         kept.sort(key=lambda pair: (-pair[0].uses * float(pair[1].estimate["seconds"]), pair[0].digest))
@@ -172,18 +171,18 @@ class _Run:
             artifact, verdict = self._proofs.of(known)
             if verdict.wrong:
                 wrong.append(job)
-                if self.cache is not None:  # where no other candidate works, nothing would take its place
+                if self.cache is not None:  # otherwise a wrong kernel without another candidate would stay cached
                     forget(self.cache, job.key(how), partial(same_kernel, known))
                 continue
             entry = None if self.cache is None else self.cache.load(job.key(how))
             if self.cache is not None and entry is not None and same_kernel(entry.artifact, known):
-                # What is known of it is new; its times are as old as they were.
+                # Only the proof is new: the times keep their age.
                 self.cache.store(job.key(how), with_proof(entry, artifact), measurements=())
             self._done(job, artifact, origin)
         return wrong
 
     def _construct(self, jobs: Sequence[Job]) -> list[Job]:
-        """Construct all; return those that have candidates, the biggest predicted share first."""
+        """Construct candidates; return the jobs that have any, the largest predicted share first."""
         self._tell("construct")
         known = self._constructed
         new, failures = construct([j for j in jobs if j.digest not in known], self.target, self.crew)
@@ -194,7 +193,7 @@ class _Run:
         return sorted((j for j in jobs if j.candidates), key=lambda j: (-j.share_s, j.digest))
 
     def _mark_light(self, todo: Sequence[Job]) -> None:
-        """Find out which kernels are not worth timing, and note it."""
+        """Mark the kernels that are not worth timing, and record them beside the cache."""
         chosen = [(j, self.artifacts[j.digest]) for j in self.jobs if j.digest in self.artifacts]
         others_s = sum(j.uses * float(a.estimate["seconds"]) for j, a in chosen if j not in todo)
         mark_negligible(todo, self.target.spec, others_s)
@@ -202,7 +201,7 @@ class _Run:
             note_negligible(self.cache.folder, self.jobs)
 
     def _pass(self, jobs: Sequence[Job], how: Selection) -> None:
-        """Compile kernels in waves; those another process is at come last."""
+        """Compile kernels in waves; those that another process holds come last."""
         bounded = how != QUICK and self.settings.budget_s is not None
         theirs: list[Job] = []
         for part in self._kin.rounds(jobs) if self._learns(how) else (jobs,):
@@ -216,7 +215,7 @@ class _Run:
             self._wave([job], how, wait=True)
 
     def _learns(self, how: Selection) -> bool:
-        """Whether kernels are timed, so that the first of a kin say something of the others."""
+        """Whether kernels are timed, so that pilot kernels correct the predictions of similar ones."""
         return how != QUICK and self.target.judged
 
     def _waves(self, jobs: Sequence[Job], how: Selection, bounded: bool) -> Iterator[list[Job]]:
@@ -233,7 +232,7 @@ class _Run:
             yield wave
 
     def _wave(self, jobs: Sequence[Job], how: Selection, wait: bool = False) -> list[Job]:
-        """Compile those kernels of a wave that nobody else is at, and return the others."""
+        """Compile the kernels of a wave that no other process holds; return the others."""
         with contextlib.ExitStack() as claims:
             mine, theirs = list(jobs), list[Job]()
             if self.cache is not None:
@@ -253,7 +252,7 @@ class _Run:
         return theirs
 
     def _made_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
-        """Build what the kernels of a wave need whatever comes of it, all in parallel."""
+        """Build in parallel the candidates and references that every outcome of the wave needs."""
         tasks: dict[str, Task] = {}
         for job in jobs:
             tasks |= {c.id: self._build(job, c) for c in job.starts_with(how)}
@@ -264,7 +263,7 @@ class _Run:
         self._map({name: task for name, task in tasks.items() if name not in self._made}, how)
 
     def _checked_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
-        """Check kernels of this processor that are not timed, in parallel: only timing needs the machine alone."""
+        """Check in parallel those kernels of this processor that are not timed."""
         if not isinstance(self.crew, Forks) or self.target.device or not self.target.judged:
             return
         tasks: dict[str, Judge] = {}
@@ -278,7 +277,7 @@ class _Run:
                 self._made |= self.crew.check(tasks, lambda name: self._tell("build"))
 
     def _built(self, jobs: Sequence[Job], how: Selection) -> list[KernelArtifact]:
-        """Return the kernels of a wave that were built ahead."""
+        """Return the artifacts of a wave's first candidates that were built."""
         return [made for j in jobs if (made := self._made[j.starts_with(how)[0].id].value) is not None]
 
     def _map(self, tasks: Mapping[str, Task], how: Selection) -> None:
@@ -292,13 +291,13 @@ class _Run:
         return contextlib.nullcontext() if self.cache is None or nobody_else else self.cache.machine(alone=alone)
 
     def _build(self, job: Job, candidate: Candidate) -> Build:
-        # A kernel for a share of the units runs on that share: one for one core starts no threads.
+        # A kernel for a share of the units is built for that share: one for a single core starts no threads.
         spec, units = self.target.spec, job.options.units
         share = spec if units is None else spec.share(units)
         return Build(candidate.program, candidate.estimate.to_dict(), job.expression, share, self._binary)
 
     def _finish(self, job: Job, how: Selection) -> None:
-        """Choose the kernel among what was built, and keep it."""
+        """Choose the kernel among its built candidates and cache it."""
         self._tell("time" if self.target.judged and job.way(how) != QUICK else "build", job.expression.name)
         try:
             kernel = self._chosen(job, how)
@@ -311,7 +310,7 @@ class _Run:
             self._done(job, kernel.artifact, "predicted" if bounded else "compiled")
         reached = how == QUICK and job.digest in self.artifacts
         for name in [f"{job.digest}/reference", *(c.id for c in job.candidates)]:
-            if not reached or self.settings.deterministic:  # the next pass asks for them again
+            if not reached or self.settings.deterministic:  # otherwise the next pass uses them again
                 self._made.pop(name, None)
         self._tell("build")
 

@@ -1,6 +1,6 @@
-"""Who does the work of a batch: processes of this machine, an executor, or the workers of a Dask scheduler.
+"""Workers of a batch: processes of this machine, an executor, or the workers of a Dask scheduler.
 
-All of them take tasks by id and give results by id, failures as records; nothing is matched by order of completion.
+All take tasks by id and return results by id, failures as records.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.records import Record
 from roller.targets import target_of_language
 
-#: Seconds a build may take, and all candidates of one kernel to be checked and timed, before their process is stopped.
+#: Timeouts in seconds of a build, and of checking and timing all candidates of one kernel.
 _BUILD_S, _JUDGE_S = 120.0, 300.0
-#: Seconds a scheduler may take to answer.
+#: Timeout of the connection to a scheduler, in seconds.
 _CONNECT_S = 10.0
-#: Seconds without a worker after which none is waited for (a supervisor starts another one sooner), and between looks.
+#: Seconds without any worker before the batch continues here (a supervisor restarts workers sooner), and between polls.
 _ALONE_S, _LOOK_S = 60.0, 2.0
 
 Results = dict[str, BuildResult[Any]]
@@ -40,36 +40,34 @@ if TYPE_CHECKING:
 
 
 class Workers(Protocol):
-    """Who carries tasks out.
+    """Protocol of objects that run tasks.
 
-    ``workers`` tasks run at a time. ``benches`` kernels are judged at a time on machines of their own; 0 where they
-    are judged on this one, which then must do nothing else.
+    Parameters
+    ----------
+    workers
+        Tasks that run at a time.
+    benches
+        Kernels checked and timed at a time on other machines; 0 where this machine does it and must be otherwise idle.
     """
 
     workers: int
     benches: int
 
     def prepare(self, language: str) -> None:
-        """Get ready to build kernels of a language, before the first of them."""
+        """Load the code generator of a language before the first build."""
 
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
-        """Carry all tasks out; a result per id. ``patient``: no clock decides."""
+        """Run all tasks and return a result per id; ``patient`` disables timeouts."""
 
     def judge(self, task: Judge) -> dict[str, Record]:
-        """Check and time one kernel's candidates; a record per candidate id."""
+        """Check and time one kernel's candidates; return a record per candidate id."""
 
     def close(self) -> None:
-        """Leave; what is not the crew's own keeps running."""
+        """Release the workers that this object started."""
 
 
 class Forks:
-    """Forked processes of this machine.
-
-    Parameters
-    ----------
-    workers
-        Processes at a time; the processors this process may use when ``None``.
-    """
+    """Forked processes of this machine, by default as many as the processors this process may use."""
 
     benches = 0
 
@@ -78,30 +76,25 @@ class Forks:
         self._devices: dict[str, ProfilerSession] = {}
 
     def prepare(self, language: str) -> None:
-        """Import TVM, the code generator and what checks before forking, so that the children inherit them."""
+        """Import TVM, the code generator and the checker before forking, so that the children inherit them."""
         load_what_tasks_use()
         target_of_language(language, "batch").prepare()
 
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
-        """Carry all tasks out, those that run kernels each in a process of its own."""
+        """Run all tasks, those that run kernels each in a process of its own."""
         return self._carried_out(tasks, on_result, patient, None)
 
     def check(self, tasks: Mapping[str, Judge], on_result: OnResult | None = None) -> Results:
-        """Check kernels that are not timed, one after another in a few processes, whatever time they take.
-
-        A fork of a process that holds TVM, and the pages it copies, take as long as such a check. A kernel may leave
-        its process in any state: where one is not found right, all are checked again, each in a process of its own.
-        """
+        """Check untimed kernels one after another in a few processes, without a timeout."""
+        # Forking a process that holds TVM takes as long as such a check, so processes are reused. A kernel may corrupt
+        # its process: after any failure all kernels are checked again, each in a process of its own.
         told = None if on_result is None else lambda record: on_result(record.candidate_id)
         found = build_all(tasks, perform, workers=self.workers, timeout_s=float("inf"), on_result=told, reuse=True)
         right = all(r.value is not None and all(x.ok for x in r.value.values()) for r in found.values())
         return found if right else self.map(tasks, patient=True)
 
     def map_preparing(self, tasks: Mapping[str, Task], language: str) -> Results:
-        """Carry tasks out that need no code generator, whatever time they take; get ready beside them, see prepare.
-
-        Where that fails it fails again once it is needed, which it may not be.
-        """
+        """Run tasks that need no code generator, without a timeout, while ``prepare`` runs; ignore its failure."""
 
         def prepared() -> None:
             with contextlib.suppress(RollerError, ImportError):
@@ -120,15 +113,15 @@ class Forks:
         )
 
     def judge(self, task: Judge) -> dict[str, Record]:
-        """Judge in a process of its own: a kernel that crashes takes neither the batch nor its rivals along."""
-        if task.device:  # in a process of its own already, that of the device, which is replaced after faults
+        """Check and time candidates in their own process, so that a crash loses neither the batch nor the others."""
+        if task.device:  # the device's own process isolates the kernels and is replaced after faults
             return task.run(self._device(task.device, task.seed))
         timeout_s = _JUDGE_S if task.timed else float("inf")
         result = build_all({"all": task}, perform, workers=1, timeout_s=timeout_s)["all"]
         return survivors(task, result, lambda one: build_all({"one": one}, perform, workers=1)["one"])
 
     def _device(self, name: str, seed: int) -> ProfilerSession:
-        """Return a device, opened once for all kernels of a batch."""
+        """Return the session of a device, opened once per batch."""
         from roller.backends.devices import parse
         from roller.runtime.profiler import ProfileOptions, ProfilerSession
 
@@ -137,16 +130,13 @@ class Forks:
         return self._devices[name]
 
     def close(self) -> None:
-        """Close the devices that were opened."""
+        """Close the opened devices."""
         while self._devices:
             self._devices.popitem()[1].close()
 
 
 def survivors(task: Judge, result: BuildResult[Any], again: Callable[[Judge], BuildResult[Any]]) -> dict[str, Record]:
-    """Return the records of a judgement; where its process died, find out which candidate killed it.
-
-    Each candidate is then checked alone, and those that live are judged once more, together.
-    """
+    """Return the records of a judgement; after a crash, check each candidate alone and judge the survivors again."""
     if result.value is not None:
         return dict(result.value)
     alone: dict[str, BuildResult[Any]] = {}
@@ -168,23 +158,18 @@ def _only(task: Judge, ids: list[str], timed: bool) -> Judge:
 
 @dataclass
 class Hired:
-    """Any :class:`concurrent.futures.Executor`; kernels are judged here unless ``bench`` says where.
+    """Any :class:`concurrent.futures.Executor`; kernels are judged on this machine unless ``bench`` is given.
 
     Parameters
     ----------
     executor
         Builds; its processes need roller and, for CPU kernels, TVM.
     workers
-        Tasks it runs at a time, as far as that is known.
-    bench
-        Judges; ``None`` for this machine.
-    benches
-        Kernels ``bench`` judges at a time.
+        Tasks that it runs at a time, as far as known.
     owned
-        What is closed at the end, last one first.
+        Resources closed at the end, the last one first.
     staffed
-        Whether there is still somebody who builds, or who judges where asked for those; ``None`` where the executor
-        itself says so.
+        Whether a worker is left that builds (``False``) or judges (``True``); ``None`` if the executor itself raises.
     """
 
     executor: concurrent.futures.Executor
@@ -197,11 +182,11 @@ class Hired:
     _alone: threading.Lock = field(default_factory=threading.Lock)
 
     def prepare(self, language: str) -> None:
-        """Nothing: every worker imports what it needs with its first task."""
+        """Do nothing: each worker imports its modules with its first task."""
 
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
-        """Submit all tasks and collect them by id; on an interrupt those not begun are cancelled."""
-        del patient  # an executor has no clock
+        """Submit all tasks and collect results by id; an interrupt cancels tasks that have not begun."""
+        del patient  # executors have no timeouts
         futures = {_submit(self.executor, task): name for name, task in tasks.items()}
         results: Results = {}
         try:
@@ -220,7 +205,7 @@ class Hired:
         return {name: results[name] for name in tasks}
 
     def judge(self, task: Judge) -> dict[str, Record]:
-        """Judge where the benches are, or here; here as well where those that were there are gone."""
+        """Judge on the bench, or on this machine where there is none or its workers are gone."""
         bench = self.bench
         if bench is None:
             return self._here.judge(task)
@@ -237,16 +222,14 @@ class Hired:
         except _GoneError:
             _tell_gone("kernels to judge")
             self.bench = None
-            with self._alone:  # whoever times must do so alone
+            with self._alone:  # timings must not overlap
                 return self._here.judge(task)
 
     def _done(
         self, futures: Iterable[concurrent.futures.Future[Any]], judging: bool
     ) -> Iterator[concurrent.futures.Future[Any]]:
-        """Yield futures as they are done; an end before that where nobody is left who would do them.
-
-        A scheduler keeps the tasks of a worker that died for the next one; without a supervisor none comes.
-        """
+        """Yield futures as they complete; stop early when no worker is left to run them."""
+        # A scheduler keeps a dead worker's tasks for its successor; without a supervisor none comes.
         left, since = set(futures), time.monotonic()
         while left:
             timeout_s = None if self.staffed is None else _LOOK_S
@@ -258,18 +241,18 @@ class Hired:
                 return
 
     def close(self) -> None:
-        """Close what was opened for this batch."""
+        """Close the resources that this batch opened."""
         self._here.close()
         for resource in reversed(self.owned):
             resource.__exit__(None, None, None)
 
 
 class _GoneError(Exception):
-    """Nobody is left who would do a task."""
+    """No worker is left to run a task."""
 
 
 def _tell_gone(what: str) -> None:
-    text = f"scheduler: its workers died and none came in their place; {what} that were left are done on this machine."
+    text = f"scheduler: its workers died and were not replaced; the remaining {what} run on this machine."
     warnings.warn(text, RollerWarning, stacklevel=3)
 
 
@@ -285,12 +268,12 @@ def _submit(executor: concurrent.futures.Executor, task: Task) -> concurrent.fut
 
 
 def _outcome(name: str, future: concurrent.futures.Future[Any]) -> BuildResult[Any]:
-    """Return the result of a future; a worker that died is a record like a refusal of the compiler."""
+    """Return the result of a future; a worker that died becomes a record."""
     try:
         return BuildResult(Record(name, "built"), future.result())
     except concurrent.futures.CancelledError:
         return BuildResult(Record(name, "crashed", "the executor was shut down before this task was done"))
-    except Exception as err:  # noqa: BLE001 - whatever it is, it is this task's reason
+    except Exception as err:  # noqa: BLE001 - any error becomes the task's failure record
         died = isinstance(err, concurrent.futures.BrokenExecutor) or type(err).__name__ == "KilledWorker"
         return BuildResult(Record(name, "crashed" if died else "failed", f"{type(err).__name__}: {err}"))
 
@@ -298,11 +281,11 @@ def _outcome(name: str, future: concurrent.futures.Future[Any]) -> BuildResult[A
 def crew_of(
     executor: concurrent.futures.Executor | None, scheduler: Any, workers: int | None, resource: str = "cpu_slot"
 ) -> Workers:
-    """Return who does the work."""
+    """Return the workers that the arguments choose; ``resource`` marks Dask workers that judge."""
     if workers is not None:
         workers = whole_number(workers, "workers", 1, expected="a whole number of at least 1")
     if executor is not None and scheduler is not None:
-        raise RollerError("scheduler: expected none beside executor=, got both. Leave one of them away.")
+        raise RollerError("scheduler: expected none beside executor=, got both. Remove one of them.")
     if scheduler is not None:
         return _dask(scheduler, resource)
     if executor is not None:
@@ -317,7 +300,7 @@ def crew_of(
 
 
 def _dask(scheduler: Any, resource: str) -> Hired:
-    """Return the workers of a Dask scheduler: all of them build, those with the resource judge."""
+    """Return a Dask scheduler's workers: all of them build, those with the resource judge."""
     named = isinstance(scheduler, str) and re.fullmatch(r"(\w+://)?\S+:\d+/?|inproc://\S+", scheduler)
     if not named and type(scheduler).__module__.partition(".")[0] != "distributed":
         raise RollerError(
@@ -352,7 +335,7 @@ def _dask(scheduler: Any, resource: str) -> Hired:
     def staffed(judging: bool) -> bool:
         try:
             there = client.run_on_scheduler(_workers)
-        except Exception:  # noqa: BLE001 - whatever it says: a scheduler that does not answer has nobody
+        except Exception:  # noqa: BLE001 - any failure to answer means that no workers are left
             return False
         return any(not judging or resources.get(resource, 0) for _, resources in there)
 

@@ -1,4 +1,4 @@
-"""The kernels of a batch as jobs: what the cache has them under, and what share of a call each is predicted to take."""
+"""Jobs of a batch: one per distinct kernel, with its cache keys and its predicted share of a call."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
     from roller.models.batch.executors import Workers
 
-#: Candidates of a kernel, and the positions of those that are made first.
+#: Candidates of a kernel, and the positions of those that are built first.
 Constructed: TypeAlias = "tuple[tuple[Candidate, ...], tuple[int, ...]]"
 
-#: The best prediction that builds and is correct: what every kernel gets first where time is limited.
+#: Selects the best prediction that builds and is correct: the first pass of every kernel under a budget.
 QUICK = Selection(deterministic=True)
-#: Copies of constants that are taken in turn have so many times the bytes of the cache they shall not be found in.
+#: Bytes of rotating copies of constants over the bytes of the cache that must not hold them.
 _BEYOND = 1.5
-#: Bytes they have at most, whatever the cache: three kernels that run in turn hold copies at a time.
+#: Most bytes of rotating copies: three kernels that are timed in turn hold copies at the same time.
 _MOST_BYTES = 1 << 27
-#: Constructions from which on the code generator is loaded beside them: they take as long as that.
+#: Number of constructions that take longer than loading the code generator, which then loads in parallel.
 _MANY = 8
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the kernels of a batch are compiled for.
+    """Device that the kernels of a batch are compiled for.
 
     Parameters
     ----------
-    spec
-        What they are constructed for.
     here
-        Whether this process runs what it compiles.
+        Whether this process runs the kernels that it compiles.
     device
-        Name of the device kernels are judged on (``"cuda:0"``); empty for the processor.
+        Name of the device that checks and times kernels (``"cuda:0"``); empty for the processor.
     elsewhere
-        Whether workers of the crew judge kernels for a device that is not here.
+        Whether other machines check and time kernels for a device that this one lacks.
     """
 
     spec: DeviceSpec
@@ -55,35 +53,33 @@ class Target:
 
     @property
     def judged(self) -> bool:
-        """Whether kernels are checked, and not only lowered."""
+        """Whether kernels are checked, not only lowered."""
         return self.here or self.elsewhere
 
     @property
     def pretended(self) -> bool:
-        """Whether the device computes with the reference: nothing is built for it, or kept."""
+        """Whether the null device computes with the reference: no kernel is built for it or cached."""
         return pretends(self.device)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the kernels of a batch are compiled.
+    """Compilation settings of the kernels of a batch.
 
     Parameters
     ----------
     options
-        As of ``roller.compile``; the constants of each kernel are its own.
+        As for ``roller.compile``, except for ``constants``, which each kernel brings.
     deterministic
-        Time nothing.
+        Whether no kernel is timed.
     budget_s
-        Seconds after which kernels that have their best prediction keep it; ``None`` for all the time it takes.
-    seed
-        Of random inputs.
+        Seconds after which kernels keep their best prediction; ``None`` for no limit.
     prove_s
-        Seconds in which kernels for a GPU that is not here are proved, all together; 0 for none.
+        Seconds for proving kernels for an absent GPU, all together; 0 for no proofs.
     remeasure
-        Whether kernels that the cache has are chosen and timed once more.
+        Whether cached kernels are chosen and timed again.
     threads
-        Threads a call may use, where they are not all of the processor's.
+        Threads of a call; ``None`` for all of the processor's.
     """
 
     options: ConstructOptions = field(default_factory=lambda: ConstructOptions(top_k="auto"))
@@ -95,19 +91,29 @@ class Settings:
     threads: int | None = None
 
     def on_threads(self, threads: int) -> Settings:
-        """Return the settings for calls of so many threads: kernels are constructed for as many units."""
+        """Return the settings for calls of ``threads`` threads: kernels are constructed for as many units."""
         units = threads if self.options.units is None else min(threads, self.options.units)
         return replace(self, options=replace(self.options, units=units), threads=threads)
 
 
 @dataclass
 class Job:
-    """One kernel to compile, under all its names.
+    """One distinct kernel to compile, with all its kernel keys.
 
-    ``full`` is its key as a kernel alone, its identity here; ``timed`` what the cache has it under where candidates are
-    timed as in a model, with constants that take turns (``rotating_bytes``; 0 for those that are always the same).
-    One that is ``light`` is not timed at all: its share of the model is so small that no choice shows in it. ``elders``
-    is how many kernels like it were timed that say what is worth building of it; 0 where predictions alone do.
+    Parameters
+    ----------
+    full
+        Cache key of the kernel in isolation, which identifies the job.
+    timed
+        Cache key where candidates are timed as in a model, with rotating constants.
+    rotating_bytes
+        Bytes of rotating copies of constants; 0 where every timed call reads the same constants.
+    light
+        Whether the kernel is not timed because its share of the model is negligible.
+    first
+        Positions of the candidates worth timing.
+    elders
+        Similar timed kernels that restricted ``first``; 0 where it comes from predictions alone.
     """
 
     expression: TensorExpr
@@ -125,29 +131,29 @@ class Job:
 
     @property
     def starts(self) -> list[Candidate]:
-        """Candidates worth timing."""
+        """Return the candidates worth timing."""
         return [self.candidates[n] for n in self.first]
 
     @property
     def digest(self) -> str:
-        """Identity of the job."""
+        """Digest that identifies the job."""
         return self.full.digest
 
     @property
     def share_s(self) -> float:
-        """Predicted seconds of a call of the model that this kernel takes."""
+        """Predicted seconds that this kernel contributes to a call of the model."""
         return self.uses * (self.candidates[0].estimate.seconds if self.candidates else 0.0)
 
     def key(self, how: Selection) -> CacheKey:
-        """Return what the cache has the kernel under that is chosen so."""
+        """Return the cache key of the kernel chosen by ``how``."""
         return self.quick if self.way(how) == QUICK else self.timed
 
     def way(self, how: Selection) -> Selection:
-        """Return how it is chosen where kernels that weigh enough are chosen by ``how``."""
+        """Return ``QUICK`` for a negligible kernel, else ``how``."""
         return QUICK if self.light else how
 
     def starts_with(self, how: Selection) -> list[Candidate]:
-        """Candidates that are made whatever comes of them."""
+        """Return the candidates that are built in any case."""
         return [self.candidates[0]] if self.way(how) == QUICK else self.starts
 
 
@@ -158,7 +164,7 @@ def jobs_of(
     uses: Mapping[str, int],
     passing: Mapping[str, int] | None = None,
 ) -> list[Job]:
-    """Return one job per distinct kernel."""
+    """Return one job per distinct kernel; ``passing`` gives the bytes touched between two runs of each key."""
     jobs: dict[str, Job] = {}
     for key, source in sources.items():
         units = source.units or settings.options.units
@@ -178,7 +184,7 @@ def jobs_of(
 
 
 def rotation(spec: DeviceSpec, passing: int) -> int:
-    """Return the bytes of constants that take turns while a kernel is timed.
+    """Return the bytes of rotating constants: more than the largest cache that ``passing`` bytes overflow, 0 if none.
 
     Examples
     --------
@@ -192,17 +198,17 @@ def rotation(spec: DeviceSpec, passing: int) -> int:
 
 
 def construct(jobs: Iterable[Job], target: Target, crew: Workers) -> tuple[dict[str, Constructed], dict[str, str]]:
-    """Construct in parallel; return candidates, and reasons of those that have none, by job digest."""
+    """Construct in parallel; return candidates, and failure reasons of kernels without any, by job digest."""
     import roller.construction.worth_timing  # noqa: F401 - imported before forking, so that the children inherit it
     from roller.models.batch.executors import Forks
     from roller.models.batch.tasks import Construct
 
     tasks = {j.digest: Construct(j.expression, target.spec, j.options, Selection()) for j in jobs}
     if tasks and target.here and not target.spec.traits.discrete and isinstance(crew, Forks):
-        need_compiler("compiling for this processor")  # before minutes of work that end where kernels are linked
-    # Always here: it takes milliseconds each, and a machine elsewhere would first have to load roller.
+        need_compiler("compiling for this processor")  # fail before construction, not when kernels are linked
+    # Construction always runs here: it takes milliseconds, less than a remote worker needs to load roller.
     here = crew if isinstance(crew, Forks) else Forks()
-    if len(tasks) > _MANY and not target.pretended and here is crew:  # what is constructed is built next
+    if len(tasks) > _MANY and not target.pretended and here is crew:  # builds follow and need the code generator
         results = here.map_preparing(tasks, target.spec.target.get("language", ""))
     else:
         results = here.map(tasks, patient=True)
@@ -211,6 +217,6 @@ def construct(jobs: Iterable[Job], target: Target, crew: Workers) -> tuple[dict[
 
 
 def builds(target: Target) -> bool:
-    """Whether kernels of a GPU can be built on this machine; those of a processor are built as they are lowered."""
+    """Whether this machine can build the target's kernels separately from lowering."""
     found = target_for(target.spec)
     return bool(found.toolchain) and (target.here or found.can_build())

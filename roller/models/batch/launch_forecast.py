@@ -1,4 +1,4 @@
-"""How often a call of a model starts a kernel on a GPU, and how long the call is predicted to take."""
+"""Number of kernel launches of a model call on a GPU, and its predicted time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,7 @@ from roller.models.graph.steps import Copy, ParallelGroup, Run, Step, runs_of
 
 @dataclass(frozen=True)
 class LaunchForecast:
-    """Launches of a call and their predicted time.
-
-    Parameters
-    ----------
-    name
-        ``"streams"`` where kernels run side by side, else ``"one by one"``.
-    launches
-        Kernels a call starts.
-    predicted_s
-        Predicted seconds of a call.
-    """
+    """Kernel launches of a call and its predicted seconds; ``name`` is ``"streams"`` or ``"one by one"``."""
 
     name: str
     launches: int
@@ -30,20 +20,20 @@ class LaunchForecast:
 
 
 def launch_forecast(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> LaunchForecast:
-    """Return the forecast of a program's steps from the estimates of its compiled kernels."""
+    """Return the forecast of a program from the estimates of its compiled kernels."""
     name = "streams" if any(isinstance(s, ParallelGroup) for s in steps) else "one by one"
     launches = sum(len(artifacts[run.kernel].launches) for run in runs_of(steps))
     return LaunchForecast(name, launches, _seconds(steps, artifacts, spec))
 
 
 def _seconds(steps: Iterable[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> float:
-    """Return the predicted seconds of steps one after another; lanes take as long as the longest of them."""
+    """Return the predicted seconds of consecutive steps; a parallel group takes as long as its longest lane."""
     launch_s, copied_bytes_per_s = spec.execution.launch_s, spec.memory_layers[-1].bandwidth_bytes_per_s / 2
 
     def of(step: Step) -> float:
         if isinstance(step, Run):
             kernel = artifacts[step.kernel]
-            # An estimate counts one launch, also of a kernel that has a launch for each of several outputs.
+            # An estimate counts one launch even for a kernel with one launch per output.
             counted_s = float(kernel.estimate.get("terms", {}).get("launch_s", launch_s))
             return float(kernel.estimate["seconds"]) - counted_s + len(kernel.launches) * launch_s
         if isinstance(step, Copy):

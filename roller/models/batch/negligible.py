@@ -1,9 +1,8 @@
-"""What of a model is too light to be timed: candidates, and whole kernels, that no measurement of the model shows.
+"""Excludes candidates and kernels whose timing would not change the model measurably.
 
-Timing one more candidate is expected to gain something of a kernel, and times the kernel's share something of the
-model. The smallest of these gains, as many as make up :data:`LOSS` together, are given up: their candidates are not
-built. Kernels that lose all their rivals so get their best prediction, built and checked. Which ones is noted beside
-the kernels, because a warm compile predicts nothing.
+Timing another candidate has an expected gain, weighted by the kernel's share of the model. The smallest gains, up to
+:data:`LOSS` together, are given up and their candidates are not built. The kernels left with one candidate are noted
+beside the cache, because a compilation from the cache predicts nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +19,13 @@ from roller.models.batch.jobs import Job
 from roller.models.batch.similar_kernels import families_of, forms_of, similarity_key
 from roller.runtime.cache_notes import read_note, write_note
 
-#: Expected loss of a model's speed from all candidates together that are not timed: about what timing the model
-#: resolves.
+#: Expected relative loss of speed from all untimed candidates together: about the resolution of timing a model.
 LOSS = 0.01
 
 
 def mark_negligible(jobs: Sequence[Job], spec: DeviceSpec, others_s: float) -> None:
-    """Take from the constructed jobs what is not worth timing: candidates, and of those that keep one the timing.
-
-    Notes
-    -----
-    Kernels of one kin are timed for each other: they keep the same families, worth what all of them gain.
-    """
+    """Remove candidates not worth timing from constructed jobs; a job left with one is not timed."""
+    # Similar kernels are timed for each other: they keep the same families, valued by their common gain.
     groups: dict[Hashable, list[Job]] = defaultdict(list)
     for job in jobs:
         if len(job.first) > 1 and job.options.top_k == "auto":
@@ -47,7 +41,7 @@ def mark_negligible(jobs: Sequence[Job], spec: DeviceSpec, others_s: float) -> N
 
 
 class _Rivals:
-    """The families of kernels that are timed for each other, the likeliest first."""
+    """Kernel families of similar kernels, in order of predicted time."""
 
     def __init__(self, jobs: Sequence[Job], spec: DeviceSpec) -> None:
         self._spec = spec
@@ -61,18 +55,18 @@ class _Rivals:
 
     @property
     def least_gain_s(self) -> float:
-        """Seconds of a call that timing the family is expected to gain which gains least."""
+        """Smallest expected gain of timing one of the families, in seconds per call."""
         return self._least[0]
 
     @cached_property
     def _least(self) -> tuple[float, int]:
-        """The least gain, and the position of its family: the last of those that gain as little, never the first."""
+        """The least gain and the negated position of its family, the last of equal ones, never the first."""
         all_s = self._expected_s(self._kept)
         without = (self._expected_s([*self._kept[:n], *self._kept[n + 1 :]]) for n in range(1, len(self._kept)))
         return min((max(0.0, s - all_s), -n) for n, s in enumerate(without, 1))
 
     def drop(self) -> bool:
-        """Give that family up; return whether a choice is left."""
+        """Drop the family of least gain; return whether several are left."""
         del self._kept[-self._least[1]]
         del self._least
         choice = len(self._kept) > 1
@@ -95,7 +89,7 @@ class _Rivals:
 
 
 def recall_negligible(folder: Path, jobs: Sequence[Job]) -> None:
-    """Mark the jobs that were found too light when this model was compiled first."""
+    """Mark the jobs that the first compilation of this model found negligible."""
     noted = read_note(folder, _name(jobs)).get("light", ())
     light = set(noted) if isinstance(noted, list) and all(isinstance(d, str) for d in noted) else set[str]()
     for job in jobs:
@@ -103,7 +97,7 @@ def recall_negligible(folder: Path, jobs: Sequence[Job]) -> None:
 
 
 def note_negligible(folder: Path, jobs: Sequence[Job]) -> None:
-    """Keep which jobs of a model are light."""
+    """Record which jobs of a model are negligible."""
     write_note(folder, _name(jobs), {"light": sorted(j.digest for j in jobs if j.light)})
 
 

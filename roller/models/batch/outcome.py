@@ -1,4 +1,4 @@
-"""What became of the kernels of a batch."""
+"""The result of compiling a batch of kernels."""
 
 from __future__ import annotations
 
@@ -14,19 +14,12 @@ from roller.runtime.records import Record, grouped_reasons
 
 @dataclass(frozen=True)
 class Batch:
-    """The result of a batch.
+    """Artifacts, failure reasons and origins by kernel key, and the seconds of the batch.
 
     Parameters
     ----------
-    artifacts
-        By kernel key.
-    failures
-        Reasons by kernel key; empty unless something failed.
     origins
-        By kernel key: ``"cached"``, ``"compiled"``, or ``"predicted"`` where the budget ended before other candidates
-        of it were tried.
-    seconds
-        What it took.
+        ``"cached"``, ``"compiled"``, or ``"predicted"`` where the budget ended before other candidates were tried.
     """
 
     artifacts: Mapping[str, KernelArtifact]
@@ -35,7 +28,7 @@ class Batch:
     seconds: float
 
     def __repr__(self) -> str:
-        """How many kernels came from where, on one line."""
+        """Return the numbers of kernels by origin on one line."""
         counts = (f"{n} {origin}" for origin, n in sorted(Counter(self.origins.values()).items()))
         return one_line("Batch", *counts, f"{len(self.failures)} failed")
 
@@ -45,12 +38,12 @@ class Batch:
 
     @property
     def reasons(self) -> str:
-        """Reasons of all kernels that failed, equal ones together, without a remedy or a full stop."""
+        """Failure reasons, grouped, without a remedy or a full stop."""
         reasons = {key: why.partition(" Try a larger top_k")[0].rstrip(".") for key, why in self.failures.items()}
         return grouped_reasons(Record(key, "failed", why) for key, why in reasons.items())
 
     def raise_failures(self, name: str, device: str) -> None:
-        """Raise the reasons of all kernels that failed, grouped."""
+        """Raise :class:`NoCandidateError` with the grouped reasons if a kernel failed."""
         if not self.failures:
             return
         kept = f" The other {len(self.artifacts)} are in the cache." if self.artifacts else ""

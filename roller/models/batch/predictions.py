@@ -1,7 +1,6 @@
-"""Predictions of a model's kernels before any is compiled: constructed in parallel once, then read from a note.
+"""Predictions of a model's kernels before compilation: constructed in parallel once, then read from a note.
 
-Co-scheduling decides from them which kernels run side by side. Candidates that were constructed on the way are kept
-for the batch, which needs the same ones.
+Co-scheduling uses them; candidates constructed here are kept for the batch.
 """
 
 from __future__ import annotations
@@ -23,18 +22,16 @@ if TYPE_CHECKING:
 
 
 class Predictions:
-    """Estimates of kernels by key.
+    """Predicts kernels by key and notes the estimates under the digests of the whole model.
 
     Parameters
     ----------
     sources
-        All kernels of the model: together with the settings they name the note.
-    target, settings
-        What for, and how.
+        All kernels of the model; with the settings they name the note.
     construct
-        Constructs jobs; a pair of candidates and positions by job digest, without those that fit no program.
+        Constructs jobs and returns the candidates by job digest; jobs that fit no program are missing.
     cache
-        Where the note is kept; ``None`` for nowhere.
+        Where the note is stored; ``None`` for nowhere.
     """
 
     def __init__(
@@ -54,7 +51,7 @@ class Predictions:
         self.constructed: dict[str, Constructed] = {}
 
     def __call__(self, sources: Mapping[str, KernelSource], units: int | None) -> dict[str, Estimate]:
-        """Return the estimate of the best program of each kernel, for a share of the units where one is given."""
+        """Return the estimate of each kernel's best program, for a share of the units where ``units`` is given."""
         asked = {k: s if units is None else replace(s, units=units) for k, s in sources.items()}
         jobs = jobs_of(asked, self._target, self._settings, {})
         missing = [j for j in jobs if j.digest not in self._known]
@@ -72,7 +69,7 @@ class Predictions:
 
 
 def _estimates(note: Mapping[str, Any]) -> dict[str, Estimate | None]:
-    """Return what a note says; nothing where it says anything else."""
+    """Return the estimates of a note; none where the note is malformed."""
     try:
         return {digest: None if e is None else Estimate.from_dict(e) for digest, e in note.items()}
     except (KeyError, TypeError, ValueError, AttributeError):

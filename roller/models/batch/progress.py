@@ -1,4 +1,4 @@
-"""How far a batch is: events for whoever asks, one bar where somebody watches."""
+"""Progress of a batch: events for callbacks, a progress bar for terminals, log lines otherwise."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Progress:
-    """A step forward.
+    """A progress event.
 
     Parameters
     ----------
     phase
         ``"cache"``, ``"construct"``, ``"build"`` or ``"time"``.
     done, total
-        Kernels that are finished, of all.
+        Numbers of finished kernels and of all kernels.
     label
-        What is worked on, for people.
+        Name of the current kernel.
     """
 
     phase: str
@@ -33,19 +33,19 @@ class Progress:
     label: str = ""
 
 
-#: What an interrupt leaves behind where there is a cache.
-GOES_ON = "Kernels that are done are in the cache; the same command goes on from there."
+#: Message of an interrupt where there is a cache.
+GOES_ON = "Finished kernels are in the cache; the same command goes on from there."
 
 OnProgress = Callable[[Progress], None]
 
 
 def silent(progress: Progress) -> None:
-    """Show nothing."""
+    """Ignore the event."""
 
 
 @contextmanager
 def shown(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
-    """Yield what takes the events."""
+    """Yield the callback for ``progress``: the given one, a bar, a logger or none."""
     if callable(progress):
         yield progress
     elif progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
@@ -58,13 +58,13 @@ def shown(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
 
 
 class Logged:
-    """Logs one line where a phase begins, and for every tenth of the kernels: phases take turns many times."""
+    """Logs one line at the first event of a phase and at every tenth of the kernels."""
 
     def __init__(self) -> None:
         self._phases, self._tenth = set[str](), 0
 
     def __call__(self, progress: Progress) -> None:
-        """Log an event that is news."""
+        """Log an event of a new phase or a new tenth."""
         tenth = progress.done * 10 // max(progress.total, 1)
         if progress.phase not in self._phases or tenth > self._tenth:
             self._phases.add(progress.phase)
@@ -74,7 +74,7 @@ class Logged:
 
 @contextmanager
 def told_on_interrupt(progress: OnProgress, *, kept: bool) -> Iterator[OnProgress]:
-    """Yield what takes the events; an interrupt says how far the batch was, and what goes on from there."""
+    """Yield a callback; an interrupt then reports how many kernels were finished."""
     last = [Progress("read", 0, 0)]
 
     def take(event: Progress) -> None:

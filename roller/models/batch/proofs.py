@@ -1,4 +1,4 @@
-"""Proofs of a model's kernels for a GPU that is not here: in parallel, the biggest share first, while seconds last."""
+"""Proofs of kernels for an absent GPU: in parallel, the largest predicted share first, within a time limit."""
 
 from __future__ import annotations
 
@@ -18,26 +18,24 @@ if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
     from roller.models.batch.executors import Results
 
-#: Kernels per process that are proved before it is asked again whether there is time for more.
+#: Kernels per process that are proved between two checks of the remaining time.
 _WAVE = 4
-#: What a proof is about: sources, grids and blocks, and what they shall compute.
+#: Subject of a proof: sources, grids and blocks, and the key of the expression.
 Fact: TypeAlias = tuple[str, tuple[tuple[Any, Any], ...], str]
 
 
 class Proofs:
-    """What is known of the kernels of a batch.
+    """Proves the kernels of a batch and remembers the verdicts.
 
     Parameters
     ----------
-    spec
-        The GPU.
     seconds
-        That all proofs may take together on an idle machine; 0 where nothing is to be proved. A busy one may take
-        :data:`PATIENCE` times as long: what is proved should not depend on who else computes.
+        Limit of all proofs together on an idle machine; 0 for no proofs. Wall-clock time may reach :data:`PATIENCE`
+        times as much on a busy machine, so that the set of proved kernels does not depend on other load.
     kernels, workers
-        How many kernels share them, and how many are proved at a time.
+        Number of kernels that share the limit, and of kernels proved at a time.
     run
-        Carries tasks out, in parallel.
+        Runs tasks in parallel.
     """
 
     def __init__(
@@ -50,15 +48,14 @@ class Proofs:
         self._missing = missing() if seconds else ""
 
     def __bool__(self) -> bool:
-        """Whether kernels are to be proved."""
         return self.each_s > 0
 
     def enough(self, artifact: KernelArtifact) -> bool:
-        """Whether trying again would say no more of a kernel that was kept."""
+        """Whether another attempt could not improve the verdict of a kernel."""
         return not self or is_proved(artifact, self.each_s) or bool(self._missing and proved_of(artifact))
 
     def ahead(self, artifacts: Iterable[KernelArtifact]) -> None:
-        """Prove kernels, in this order, as long as there is time."""
+        """Prove kernels in the given order while time remains."""
         todo = [a for a in artifacts if _fact(a) not in self._known]
         most = _WAVE * max(1, self._workers)
         for wave in (todo[n : n + most] for n in range(0, len(todo), most)):
@@ -67,7 +64,7 @@ class Proofs:
             self._prove(wave)
 
     def _prove(self, artifacts: Sequence[KernelArtifact]) -> None:
-        """Prove kernels beside each other."""
+        """Prove kernels in parallel."""
         start = time.monotonic()
         results = self._run({f"{n}/proved": Prove(a, self._spec, self.each_s) for n, a in enumerate(artifacts)})
         self._clock_left_s -= time.monotonic() - start
@@ -80,33 +77,30 @@ class Proofs:
             self._known[_fact(artifact)] = verdict or Verdict(f"not proved ({lost})")
 
     def __call__(self, candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, Verdict]:
-        """Return the kernel of a candidate with what is known of it."""
+        """Return the kernel of a candidate with its verdict."""
         del candidate
         return self.of(artifact)
 
     def of(self, artifact: KernelArtifact) -> tuple[KernelArtifact, Verdict]:
-        """Return a kernel with what is known of it.
-
-        One that found no time left was offered its share all the same, which is noted: the next time nobody tries,
-        unless there are more seconds. One that found no g++ was not.
-        """
+        """Return a kernel annotated with its verdict, and the verdict."""
         self.ahead([artifact])
         verdict = self._known.get(_fact(artifact)) or Verdict(f"not proved ({self._missing.rstrip('.') or USED_UP})")
+        # The offered seconds are noted also where none were left, so that only a larger limit repeats the attempt.
         return noted(artifact, verdict, 0.0 if self._missing else self.each_s), verdict
 
 
 def with_proof(entry: CacheEntry, artifact: KernelArtifact) -> CacheEntry:
-    """Return an entry of the cache whose kernel is this one, of which more is known now."""
+    """Return a cache entry with its kernel's new verdict."""
     chosen, known = artifact.program.digest, proved_of(artifact)
     rows = tuple(replace(c, proved=known) if c.program.digest == chosen else c for c in entry.candidates)
     return replace(entry, artifact=artifact, candidates=rows)
 
 
 def same_kernel(one: KernelArtifact, other: KernelArtifact) -> bool:
-    """Whether a proof of one kernel is a proof of another: they differ in names at most."""
+    """Whether a proof of one kernel holds for the other: they differ in names at most."""
     return _fact(one) == _fact(other)
 
 
 def _fact(artifact: KernelArtifact) -> Fact:
-    """Return what a proof is about: not the candidate, which a kernel that was kept does not name."""
+    """Return the subject of a kernel's proof, which is independent of the candidate."""
     return artifact.source, tuple((x.grid, x.block) for x in artifact.launches), artifact.expression.key

@@ -1,9 +1,8 @@
-"""What kernels of a model that were timed say of those like them: which of the same few kernels is the fastest.
+"""Corrects predictions of kernels by the measured times of similar kernels of the same model.
 
-Layers of a model differ in little: 36 convolutions of DenseNet are three kernels with other numbers of channels. What
-is mispredicted of one register tile is mispredicted of it in all of them, so the first few of such *kin* are timed as
-any kernel is, and what their times say of each kernel family corrects the predictions of the others. Their ratios are
-then known far better, and most often one candidate is left that is worth building.
+Layers of a model differ little: 36 convolutions of DenseNet are three kernels with other numbers of channels. The
+misprediction of a register tile is common to all of them, so a few pilots are timed in full, and their ratios of
+measured to predicted time by kernel family correct the others, which often leaves one candidate to build.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from roller.models.batch.jobs import Job
 if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
 
-#: Kernels of a kin that are timed before the others: the median of three is not one that was disturbed.
+#: Similar kernels that are timed before the others: the median of three tolerates one disturbed timing.
 PILOTS = 3
-#: Expected error (one sigma of the logarithm) of the ratio of two families in one kernel of a kin, where it is known of
-#: all others: the spread over the kernels of DenseNet-121 with 28 x 28 pixels is 0.04, the errors of times included.
+#: Expected error (one sigma of the logarithm) of the time ratio of two families in one of several similar kernels,
+#: given the ratio in the others: the spread over DenseNet-121's kernels of 28 x 28 pixels is 0.04 with timing errors.
 RATIO_ERROR = 0.05
-#: One that was dropped after a run is at least so much slower than the best, and nobody knows how much.
+#: Assumed ratio to the best of a candidate that was dropped after one run: a lower bound of the unknown ratio.
 _SLOWER = 1.3
 
 
 class SimilarKernels:
-    """The kernels of a batch that are alike, and what is known of them."""
+    """Groups of similar kernels in a batch, with the measured errors of their predictions."""
 
     def __init__(self) -> None:
-        #: By kin, for each kernel that was timed: measured over predicted seconds by family, logarithm.
+        #: By similarity key, per timed kernel: logarithm of measured over predicted seconds by family.
         self._known: dict[Hashable, list[dict[Hashable, float]]] = defaultdict(list)
 
     @staticmethod
     def rounds(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
-        """Return those that learn from nobody, and those that come after: all but the first of a kin."""
+        """Return the pilots, and the jobs whose predictions pilots correct."""
         seen: dict[Hashable, int] = defaultdict(int)
         elders, others = list[Job](), list[Job]()
         for job in jobs:
@@ -47,7 +46,7 @@ class SimilarKernels:
         return elders, others
 
     def learn(self, job: Job, candidates: Sequence[Candidate]) -> None:
-        """Note the times of a kernel, where all that were worth timing have one nobody doubts."""
+        """Record a kernel's times if every candidate worth timing has a valid one."""
         kin = similarity_key(job)
         if kin is None:
             return
@@ -65,7 +64,7 @@ class SimilarKernels:
         )
 
     def advise(self, job: Job) -> None:
-        """Have a job make what is worth timing after all that its kin showed; nothing where too few were timed."""
+        """Restrict a job to candidates still worth timing after the pilots; no effect with too few pilots."""
         from roller.construction.worth_timing import uncertain
 
         kin = similarity_key(job)
@@ -81,12 +80,10 @@ class SimilarKernels:
 
 
 def similarity_key(job: Job) -> Hashable | None:
-    """Return what a kernel and its kin share; ``None`` for one that has a single candidate worth timing, or no choice.
-
-    The form of the reduction, whatever its extents, and the families in question.
-    """
+    """Return the key that similar kernels share; ``None`` for a kernel without a choice or with ambiguous families."""
     if job.light or job.options.top_k != "auto" or len(job.first) < 2 or job.elders:
         return None
+    # The form of the reduction without its extents, and the candidate families.
     expr = job.candidates[0].program.expr
     anchor = expr.anchor
     loads = tuple((expr.tensors[x.tensor].dtype, x.index, bool(x.guard)) for x in anchor.loads)
@@ -98,13 +95,13 @@ def similarity_key(job: Job) -> Hashable | None:
 
 
 def families_of(job: Job) -> dict[int, Hashable]:
-    """Return the family of each candidate worth timing, by position; where a job has no kin, each is its own."""
+    """Return the family of each candidate worth timing, by position; the position itself without similar kernels."""
     has_kin = similarity_key(job) is not None
     return {n: _family(job.candidates[n]) if has_kin else n for n in job.first}
 
 
 def forms_of(job: Job) -> dict[int, Hashable]:
-    """Return the form of each candidate worth timing, by position: what they have in common is mispredicted of all."""
+    """Return the form of each candidate worth timing, by position: candidates of a form share a misprediction."""
     from roller.perf.accuracy import kernel_form
 
     return {n: kernel_form(_family(job.candidates[n])) for n in job.first}

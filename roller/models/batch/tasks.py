@@ -1,6 +1,6 @@
-"""The work of a batch as plain data: what a process here, an executor, or a machine elsewhere carries out.
+"""Tasks of a batch as plain data, for processes of this machine, an executor or another machine.
 
-Every task names everything it needs, can be pickled, and touches neither the cache nor the caller.
+Every task contains all it needs, can be pickled, and accesses neither the cache nor the caller.
 """
 
 from __future__ import annotations
@@ -25,24 +25,21 @@ if TYPE_CHECKING:
     from roller.runtime.records import Record
     from roller.templates.common.options import ConstructOptions
 
-#: Seconds that finding quiet windows may take per kernel of a model, which has many.
+#: Seconds per kernel for finding quiet windows; short, because a model has many kernels.
 _PATIENCE_S = 0.5
 
 
 class Task(Protocol):
-    """Anything that can be carried out.
-
-    ``runs_kernels``: whether it runs code that nobody has checked, which may leave its process in any state.
-    """
+    """Protocol of a task; ``runs_kernels`` tells whether it runs unchecked code that may corrupt its process."""
 
     runs_kernels: ClassVar[bool]
 
     def run(self) -> Any:
-        """Do it and return the result; what it raises is the reason of its failure."""
+        """Run the task and return its result; an exception is the reason of its failure."""
 
 
 def perform(task: Task, code: str | None = None) -> Any:
-    """Carry out a task."""
+    """Run a task; refuse where ``code``, the digest of the caller's sources, differs from that of the sources here."""
     if code is not None:
         from roller.runtime.cache_key import code_digest
 
@@ -52,8 +49,8 @@ def perform(task: Task, code: str | None = None) -> Any:
 
 
 def load_what_tasks_use() -> None:
-    """Import what builds, references and checks on processors import: processes that are forked then have it."""
-    import numpy.ma  # noqa: F401 - here and below: for the processes
+    """Import the modules of builds, references and checks, so that forked processes inherit them."""
+    import numpy.ma  # noqa: F401 - here and below: for forked processes
 
     import roller.backends.periodic
     import roller.compiler.pipeline
@@ -62,7 +59,7 @@ def load_what_tasks_use() -> None:
 
 @dataclass(frozen=True)
 class Construct:
-    """Construct the candidates of one expression; returns them and the positions that are made first."""
+    """Construct the candidates of an expression; the result includes the positions of those built first."""
 
     runs_kernels: ClassVar[bool] = False
 
@@ -72,7 +69,7 @@ class Construct:
     how: Selection
 
     def run(self) -> tuple[tuple[Candidate, ...], tuple[int, ...]]:
-        """Construct."""
+        """Construct the candidates."""
         from roller.compiler.autotune import wanted
         from roller.construction.constructor import construct_candidates
 
@@ -82,7 +79,7 @@ class Construct:
 
 @dataclass(frozen=True)
 class Build:
-    """Lower one program, and build it where ``binary`` says that a toolchain of its language is installed."""
+    """Lower one program; build it where ``binary`` indicates an installed toolchain of its language."""
 
     runs_kernels: ClassVar[bool] = False
 
@@ -93,7 +90,7 @@ class Build:
     binary: bool
 
     def run(self) -> KernelArtifact:
-        """Lower and build."""
+        """Lower and build the program."""
         from roller.backends.build import build
         from roller.compiler.pipeline import lower
 
@@ -103,7 +100,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Prove:
-    """Emulate a kernel for a GPU that is not here, for at most so many seconds."""
+    """Run a kernel for an absent GPU on the emulator, within a time limit in seconds."""
 
     runs_kernels: ClassVar[bool] = True
 
@@ -112,7 +109,7 @@ class Prove:
     seconds: float
 
     def run(self) -> Verdict:
-        """Prove."""
+        """Run the proof."""
         from roller.compiler.autotune.proving import prove
         from roller.compiler.pipeline import lower
 
@@ -121,11 +118,7 @@ class Prove:
 
 @dataclass(frozen=True)
 class Reference:
-    """Compute the float64 reference of an expression on its random inputs; ``periodic`` for those of a GPU.
-
-    Also where tiles of ``programs`` end, which will be judged by it: with the others at once, not while a machine that
-    has to do nothing else waits.
-    """
+    """Compute the float64 reference on random inputs, ``periodic`` on GPUs, also at tile edges of ``programs``."""
 
     runs_kernels: ClassVar[bool] = False
 
@@ -135,7 +128,7 @@ class Reference:
     programs: tuple[RProgram, ...] = ()
 
     def run(self) -> Oracle:
-        """Evaluate."""
+        """Evaluate the reference."""
         from roller.backends.periodic import periodic_inputs
         from roller.runtime.check import Oracle
         from roller.runtime.inputs import random_inputs
@@ -152,18 +145,12 @@ class Judge:
 
     Parameters
     ----------
-    expression
-        The oracle.
-    spec
-        What the kernels were constructed for.
     artifacts
-        Built, by candidate id, best prediction first.
-    timed, seed, reference
-        As of the benches of ``runtime``.
+        Built kernels by candidate id, the best prediction first.
     device
         ``"cuda:0"``, ``"rocm:0"``, ``"null:..."``; empty for the processor.
     rotating_bytes
-        Of constants that take turns while a processor's kernels are timed.
+        Bytes of rotating copies of constants while a processor's kernels are timed.
     """
 
     runs_kernels: ClassVar[bool] = True
@@ -178,7 +165,7 @@ class Judge:
     rotating_bytes: int = 0
 
     def run(self, session: ProfilerSession | None = None) -> dict[str, Record]:
-        """Check and time; on an opened device where one is given."""
+        """Check and time the kernels, on ``session`` if given."""
         if self.device:
             from roller.backends.devices import parse, same_arch
             from roller.runtime.profiler import Bench as DeviceBench
@@ -196,7 +183,7 @@ class Judge:
         return here.profile(self.artifacts, self.timed)
 
     def _same_processor(self) -> None:
-        """Refuse where instructions of the caller's processor may be missing, or its cores are not all there."""
+        """Refuse a processor with another instruction set or another number of cores than the caller's."""
         from roller.hardware import load_spec
 
         here = load_spec("cpu")

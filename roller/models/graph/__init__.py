@@ -1,1 +1,1 @@
-"""Whole models between reading and running: parts, fusion, layouts, steps, plan of memory. Knows no ONNX."""
+"""Model graphs between reading and running: parts, fusion, layouts, steps, memory plan. Independent of ONNX."""

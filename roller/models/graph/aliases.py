@@ -1,4 +1,4 @@
-"""Which values share memory: views, parts of a join, outputs that are written where the caller wants them."""
+"""Sharing of memory between values: views, parts of a join, outputs written into the caller's arrays."""
 
 from __future__ import annotations
 
@@ -12,21 +12,13 @@ from roller.models.graph.steps import Copy, Join, ParallelGroup, Program, Step, 
 
 @dataclass
 class Aliases:
-    """Values that lie inside other values.
-
-    Parameters
-    ----------
-    values
-        Every value by name.
-    parents
-        By value the one it lies in, and its first byte there.
-    """
+    """Values that lie inside other values; ``parents`` maps a value to the enclosing value and byte offset."""
 
     values: dict[str, Value]
     parents: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def root(self, name: str) -> tuple[str, int]:
-        """Return the value whose memory ``name`` lies in, and its first byte there (itself and 0 where it has its own).
+        """Return the value whose memory contains ``name``, and the byte offset there (itself and 0 if it has its own).
 
         Examples
         --------
@@ -40,24 +32,22 @@ class Aliases:
         return name, offset
 
     def is_whole(self, name: str) -> bool:
-        """Whether ``name`` is all of the memory it lies in."""
+        """Whether ``name`` occupies all the memory of its root."""
         root, offset = self.root(name)
         return offset == 0 and self.values[root].nbytes == self.values[name].nbytes
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A program in which memory is decided but for its places.
+    """A program whose memory is assigned except for offsets in the arena.
 
     Parameters
     ----------
     program
-        Without views and joins: what of them costs something has become copies; outputs that cannot be written
-        in place have a value and a copy of their own.
-    aliases
-        Which value lies in which.
+        Without views and joins: the ones that need work have become copies, and an output that cannot be written in
+        place has its own value and a copy.
     outputs
-        Value that is written into the caller's array, by number of the output.
+        Value written into the caller's array, by number of the output.
     """
 
     program: Program
@@ -66,7 +56,7 @@ class Resolved:
 
 
 def resolve(program: Program, align_bytes: int = 1) -> Resolved:
-    """Decide which values share memory."""
+    """Assign shared memory; a view whose offset is no multiple of ``align_bytes`` becomes a copy."""
     aliases = Aliases(dict(program.values))
     steps = _viewed(program.steps, aliases, align_bytes)
     written = {name for step in steps for name in writes(step)}
@@ -78,7 +68,7 @@ def resolve(program: Program, align_bytes: int = 1) -> Resolved:
 
 
 def _viewed(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tuple[Step, ...]:
-    """Note the views as aliases; those off the alignment become copies."""
+    """Record views as aliases; misaligned views become copies."""
     kept: list[Step] = []
     for step in steps:
         if isinstance(step, ParallelGroup):
@@ -93,7 +83,7 @@ def _viewed(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tupl
 
 
 def _outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dict[int, str], list[Step]]:
-    """Return the value that holds each output, and the copies that fill those that are not computed in place."""
+    """Return the value that holds each output, and copies for outputs not computed in place."""
     found: dict[int, str] = {}
     copies: list[Step] = []
     claimed: set[str] = set()
@@ -103,7 +93,7 @@ def _outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dic
         if root not in known:
             raise ModelError(f"{program.name}: output '{name}' is written by no step. Give it a step, or drop it.")
         if name in program.loose:
-            continue  # the step that computes it makes an array of its own
+            continue  # the step that computes it allocates its own array
         if root in written and root not in claimed and aliases.is_whole(name):
             claimed.add(root)
             found[number] = name
@@ -118,7 +108,8 @@ def _outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dic
 def _joined(
     steps: tuple[Step, ...], aliases: Aliases, movable: set[str], fixed: set[str], align_bytes: int
 ) -> tuple[Step, ...]:
-    """Place sources of joins in their targets, last join first: a join of a join then lies where the last one is."""
+    """Place sources of joins in their targets."""
+    # In reverse: a join that is a source of a later join then lies in the later one's target.
     kept: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, ParallelGroup):
@@ -132,7 +123,7 @@ def _joined(
 
 
 def _parts(step: Join, aliases: Aliases, movable: set[str], fixed: set[str], align_bytes: int) -> list[Step]:
-    """Return the copies a join needs after every source that can be was placed in its target."""
+    """Place sources in the join's target where possible; return the copies for the others."""
     shape = aliases.values[step.target].shape
     itemsize = aliases.values[step.target].nbytes // max(1, aliases.values[step.target].elements)
     rows, pitch = math.prod(shape[: step.axis]), math.prod(shape[step.axis :]) * itemsize
@@ -154,7 +145,7 @@ def _parts(step: Join, aliases: Aliases, movable: set[str], fixed: set[str], ali
 
 
 def _already_joined(step: Join, aliases: Aliases, align_bytes: int) -> bool:
-    """Place the target where its sources already lie one after the other; whether they do."""
+    """Alias the target to its sources if these are contiguous; return whether they are."""
     root, start = aliases.root(step.sources[0])
     if root == step.target or step.target in aliases.parents or start % align_bytes:
         return False
@@ -163,7 +154,7 @@ def _already_joined(step: Join, aliases: Aliases, align_bytes: int) -> bool:
         if aliases.root(source) != (root, end):
             return False
         end += aliases.values[source].nbytes
-    # Without its own memory the target is as much a part of the root as its sources are.
+    # The target then has no memory of its own and lies in the root, as its sources do.
     if len(step.sources) > 1 and end - start == aliases.values[step.target].nbytes:
         aliases.parents[step.target] = aliases.root(step.sources[0])
         return True

@@ -1,4 +1,4 @@
-"""Places in one block of memory: what is never in use at the same time may share bytes."""
+"""Placement of buffers in one arena: buffers that are never live at the same time may share bytes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ import numpy as np
 
 from roller.models.graph.lifetimes import Life, peak_bytes
 
-#: Everything in the arena starts at a cache line.
+#: Alignment of buffers in the arena: a cache line.
 ALIGN_BYTES = 64
-#: More orders than one are tried for this many buffers at most.
+#: Most buffers for which several placement orders are tried.
 _FEW = 4000
 
 
 def pack(lives: Sequence[Life], sizes: Sequence[int], align_bytes: int = ALIGN_BYTES) -> tuple[list[int], int]:
-    """Place buffers in as little memory as some greedy orders find.
-
-    Notes
-    -----
-    Greedy by size (Pisarchyk and Lee, 2020): buffers in falling order of size, each into the smallest gap that holds
-    it between those it meets. The best of a few orders is kept; finding the least arena is NP-hard.
-    """
+    """Return the offset of each buffer and the bytes of the arena, by the best of several greedy orders."""
+    # Greedy by size (Pisarchyk and Lee, 2020): in falling order of size, each buffer goes into the smallest gap that
+    # holds it among the buffers live at the same time. Finding the smallest arena is NP-hard.
     rounded = [-(-size // align_bytes) * align_bytes for size in sizes]
     least = peak_bytes(zip(lives, rounded, strict=True))
     best: tuple[list[int], int] | None = None
@@ -47,7 +43,7 @@ def _orders(lives: Sequence[Life], sizes: Sequence[int]) -> list[Callable[[int],
 
 def _place(lives: Sequence[Life], sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
     offsets, top, done = [0] * len(lives), 0, 0
-    # Rows in the order of placing: first, last, group, lane, offset, end.
+    # Columns are in order of placement; rows: first, last, group, lane, offset, end.
     placed = np.zeros((6, len(lives)), np.int64)
     for n in order:
         if not sizes[n]:
@@ -64,7 +60,7 @@ def _place(lives: Sequence[Life], sizes: Sequence[int], order: Sequence[int]) ->
 
 
 def _gap(starts: np.ndarray, ends: np.ndarray, size: int) -> int:
-    """Return the start of the smallest gap of at least ``size`` bytes between what is placed; else its end."""
+    """Return the start of the smallest gap of at least ``size`` bytes; the end of all buffers if there is none."""
     if not len(starts):
         return 0
     order = np.argsort(starts)

@@ -1,10 +1,7 @@
-"""Kernels whose tensors hold channels in blocks: an index rewritten, and loops that follow it.
+"""Kernels on tensors with blocked channels: rewritten indices, and loops split to match.
 
-A *blocked* value of shape ``(n, c, ...)`` lies in memory as ``(n, c / block, ..., block)``: ``block`` neighbouring
-channels of one position are neighbours. Any expression that reads or writes the plain value computes the same on the
-blocked one once its indices say so: the channel is a number of two digits, and the loops that are cut by that are
-split into digits (:mod:`roller.expr.index_arithmetic`). What no index can say is left plain, so nothing here
-knows operators.
+A *blocked* value of shape ``(n, c, ...)`` is stored as ``(n, c / block, ..., block)``. The channel index becomes a
+number of two digits, and loops are split into digits (:mod:`roller.expr.index_arithmetic`), independent of operators.
 """
 
 from __future__ import annotations
@@ -23,18 +20,16 @@ from roller.models.graph.steps import KernelSource
 
 @dataclass(frozen=True)
 class Blocked:
-    """How a value of the shape ``(outer, channels, *inner)`` lies in memory.
+    """Memory layout of a value of shape ``(outer, channels, *inner)`` with channels in blocks.
 
     Parameters
     ----------
-    outer
-        Elements of the dimension before the channels (the batch).
     channels
         A multiple of ``block``.
     inner
-        Dimensions behind the channels, of more than one element together.
+        Dimensions after the channels, with more than one element in total.
     block
-        Neighbouring channels that are neighbours in memory.
+        Neighbouring channels that are contiguous in memory.
     """
 
     outer: int
@@ -44,7 +39,7 @@ class Blocked:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], block: int) -> Blocked | None:
-        """Return the layout of a shape, ``None`` where it has none: too few dimensions, or no whole blocks.
+        """Return the layout of a shape; ``None`` for too few dimensions or channels that are no multiple of ``block``.
 
         Examples
         --------
@@ -59,7 +54,7 @@ class Blocked:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Dimensions as they lie in memory."""
+        """Dimensions in memory order."""
         return (self.outer, self.channels // self.block, *self.inner, self.block)
 
     @property
@@ -68,7 +63,7 @@ class Blocked:
         return math.prod(self.inner)
 
     def split(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
-        """Return ``shape``, which has the value's elements in order, with the digits of the channel as dimensions."""
+        """Split ``shape`` at the channel's digits; return it and the low digit's dimension, ``None`` if indivisible."""
         edges = (self.positions, self.positions * self.block, self.positions * self.channels)
         out: list[int] = []
         pitch, place = 1, None
@@ -94,14 +89,14 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A kernel on blocked tensors: its key, and what it is compiled from."""
+    """A kernel on blocked tensors: its key and source."""
 
     key: str
     source: KernelSource
 
 
 def rewritten(source: KernelSource, layouts: Mapping[str, Blocked]) -> Rewritten | None:
-    """Return a kernel that computes the same with some tensors blocked; ``None`` where no index says so."""
+    """Return the equivalent kernel with tensors blocked by ``layouts``; ``None`` where no index expresses it."""
     expr = source.expression
     part: Computed | None = Computed(expr.inputs, expr.stages, expr.outputs, (expr.name,))
     try:
@@ -117,21 +112,21 @@ def rewritten(source: KernelSource, layouts: Mapping[str, Blocked]) -> Rewritten
         fixed = tuple(k for k, n in enumerate(names[: len(form.reads)]) if n in source.constants)
         order = {t.name: k for k, t in enumerate(part.reads)}
         if [order.get(t.name) for t in expr.inputs] != list(range(len(expr.inputs))):
-            return None  # callers pass the inputs in the order of the plain kernel
+            return None  # callers pass inputs in the original kernel's order
         return Rewritten(*source_of(form, fixed, expr.name))
     except ExprError:
         return None
 
 
 def sums_channels(source: KernelSource, blocked: Collection[int]) -> bool:
-    """Whether a kernel sums over the channels of one of its ``blocked`` inputs (positions), as blocks are made for."""
+    """Whether a kernel reduces over the channels of one of its ``blocked`` inputs (positions)."""
     expr = source.expression
     names, reduced = {expr.inputs[k].name for k in blocked}, {a.name for a in expr.anchor.reduction_axes}
     return any(ld.tensor in names and reduced & {*ld.index[-1].axes} for ld in expr.anchor.loads)
 
 
 def _same_places(part: Computed, layouts: Mapping[str, Blocked]) -> list[tuple[str, Blocked]]:
-    """Return the tensors to permute: those named, and what an output's own epilogue reads in its place."""
+    """Return the tensors to permute: the named ones, and intermediates that an output's epilogue reads in place."""
     found = dict(layouts)
     for last in part.stages:
         if last.name not in layouts:
@@ -144,7 +139,7 @@ def _same_places(part: Computed, layouts: Mapping[str, Blocked]) -> list[tuple[s
 
 
 def _permuted(part: Computed, name: str, layout: Blocked) -> Computed | None:
-    """Return a part with one tensor blocked: seen with digits of the channel, the lower one moved to the end."""
+    """Return a part with one tensor blocked: its channel split into digits, the lower one moved to the end."""
     if math.prod(part.shapes[name]) != math.prod(layout.shape):
         return None
     found = layout.split(part.shapes[name])
@@ -173,7 +168,7 @@ def _permuted(part: Computed, name: str, layout: Blocked) -> Computed | None:
 
 
 def _in_store_order(part: Computed) -> Computed:
-    """Return a part whose stages loop over their results in the order of memory."""
+    """Return a part whose stages loop over their results in memory order."""
 
     def stage(s: Stage) -> Stage:
         places: dict[str, int] = {}

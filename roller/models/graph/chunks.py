@@ -1,8 +1,7 @@
-"""Kernels that wait for the last step of a sequence, cut into chunks that wait for theirs: what pipelines are made of.
+"""Cuts kernels that wait for the last step of a sequence into chunks, so that recurrent layers overlap as a pipeline.
 
-A recurrent layer projects the outputs of all steps of the layer below with one product. Cut into chunks of steps, a
-layer starts while the one below still runs. What is cut is found by what it reads and writes, not by its name: a kernel
-that computes row by row from joined rows, and whose rows are read apart.
+A candidate is found by what it reads and writes: a kernel that computes row by row from joined rows, and whose rows are
+read separately, such as the projection of all outputs of the recurrent layer below.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from roller.expr import TensorExpr
 from roller.expr.resizing import growing_sizes, is_open, of_extent
 from roller.models.graph.steps import Join, KernelSource, Program, Run, Step, Value, View, reads
 
-#: Chunks a kernel is cut into, about: few enough to stay efficient, enough for layers to overlap.
+#: Approximate numbers of chunks: few enough for efficient kernels, enough for layers to overlap.
 _PARTS = (4, 10)
 
 
 def chunked(program: Program) -> list[Program]:
-    """Return the program with its row-wise kernels over joined rows cut, in several ways; none if it has none."""
+    """Return variants of the program whose row-wise kernels over joined rows are cut; empty if it has none."""
     found = _cuts(program)
     lengths = {len(cut.join.sources) for cut in found}
     ways = {tuple(sorted((n, _divisor(n, count)) for n in lengths)) for count in _PARTS}
@@ -30,7 +29,7 @@ def chunked(program: Program) -> list[Program]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A run, the join it reads, which input that is, and the views of its result."""
+    """A run, the join that it reads, the position of that input, and the views of its result."""
 
     run: Run
     join: Join
@@ -61,7 +60,7 @@ def _cuts(program: Program) -> list[_Cut]:
 
 
 def _fits(program: Program, cut: _Cut) -> bool:
-    """Whether sources are equal runs of rows, the kernel computes row by row, and no view crosses two sources."""
+    """Whether sources have equal sizes, the kernel computes row by row, and no view crosses two sources."""
     values, expression = program.values, program.kernels[cut.run.kernel].expression
     count, target, out = len(cut.join.sources), values[cut.join.target], values[cut.run.outputs[0]]
     rows = expression.inputs[cut.position].shape[0] if expression.inputs[cut.position].shape else 0
@@ -76,7 +75,7 @@ def _fits(program: Program, cut: _Cut) -> bool:
 
 
 def _divisor(count: int, parts: int) -> int:
-    """Return the divisor of ``count`` next to ``parts``: chunks are equal.
+    """Return the divisor of ``count`` nearest to ``parts``, so that chunks are equal.
 
     Examples
     --------
@@ -87,7 +86,7 @@ def _divisor(count: int, parts: int) -> int:
 
 
 def _cut(program: Program, cuts: Sequence[_Cut], parts_of: Mapping[int, int]) -> Program:
-    """Return the program with every run cut into as many parts as its number of sources says."""
+    """Return the program with runs cut; ``parts_of`` maps a number of sources to a number of parts."""
     values, kernels = dict(program.values), dict(program.kernels)
     by_run = {cut.run: cut for cut in cuts}
     of_view = {view.target: cut for cut in cuts for view in cut.views}
@@ -111,7 +110,7 @@ def _cut(program: Program, cuts: Sequence[_Cut], parts_of: Mapping[int, int]) ->
 def _parts(
     program: Program, cut: _Cut, parts_of: Mapping[int, int], values: dict[str, Value], kernels: dict[str, KernelSource]
 ) -> list[Step]:
-    """Return the joins and runs that take the place of a run; what they need joins ``values`` and ``kernels``."""
+    """Return the joins and runs that replace a run; enter their values and kernels in ``values`` and ``kernels``."""
     run, join, count = cut.run, cut.join, len(cut.join.sources)
     parts = parts_of[count]
     source = program.kernels[run.kernel]
@@ -139,10 +138,8 @@ def _part(name: str, number: int) -> str:
 
 
 def shrunk(expression: TensorExpr, position: int, rows: int) -> TensorExpr | None:
-    """Return an expression over the first ``rows`` rows of an input; ``None`` where rows do not go their ways apart.
-
-    Every stage must write a row for a row: the rows are a size that may vary, and every stage has it.
-    """
+    """Return an expression over the first ``rows`` rows of an input; ``None`` where rows are not independent."""
+    # Rows are independent if they are a dynamic size that every stage has.
     name, every = expression.inputs[position].name, {s.name for s in expression.stages}
     for size in growing_sizes(expression):
         if (name, 0) in size.dims and is_open(expression, size) and {stage for stage, _ in size.axes} == every:

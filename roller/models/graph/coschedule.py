@@ -1,4 +1,4 @@
-"""What co-scheduling has to know of a program, from predictions alone: construction for a share of the units."""
+"""Co-scheduling of a program from predictions: kernels are constructed for a share of the units."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from roller.models.graph.steps import KernelSource, Program, Run
 from roller.perf.estimate import Estimate
 from roller.templates.common.options import ConstructOptions
 
-#: Lanes that are tried on a device whose units start no threads: streams, each with its part of the units.
+#: Numbers of streams that are tried on a device whose units start no threads; each stream has its part of the units.
 _STREAMS = (2, 4)
-#: Predicts kernels: constructs each for so many units (``None`` is all); keys that fit no program are left out.
+#: Predicts kernels for a number of units (``None``: all); the result lacks keys that fit no program.
 Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
 
 
 def coscheduled(program: Program, spec: DeviceSpec, predict: Predict | None = None) -> Outcome:
-    """Return a program whose independent small kernels run side by side where that is predicted to be faster.
-
-    Kernels that wait for a whole sequence are cut into chunks (:mod:`roller.models.graph.chunks`) so that others run.
-    """
+    """Return a program whose independent small kernels run concurrently where that is predicted to be faster."""
     predict = predict or predictor(spec)
     known: dict[str, Estimate] = {}
+    # Kernels that wait for a whole sequence are cut into chunks so that others can run meanwhile.
     variants = chunked(program) if spec.units > 1 else []
     if spec.units < 2 or not (variants or with_company(program)):
         return _as_it_is(program, known)
@@ -35,17 +33,17 @@ def coscheduled(program: Program, spec: DeviceSpec, predict: Predict | None = No
     serial_s = best.serial_s
     for variant in variants:
         found = _side_by_side(variant, spec, predict, known)
-        # Another program is worth it only for its sections, and beyond what predictions are good for.
+        # A variant must have sections and gain more than the error of predictions.
         best = found if found.sections and found.together_s < (1.0 - LEAST_GAIN) * best.together_s else best
     return replace(best, serial_s=serial_s)
 
 
 def _side_by_side(program: Program, spec: DeviceSpec, predict: Predict, known: dict[str, Estimate]) -> Outcome:
-    """Return the best division of one program; what is predicted on the way joins ``known``."""
+    """Return the best division of one program; enter the new predictions in ``known``."""
     missing = {k: s for k, s in program.kernels.items() if k not in known}
     known |= predict(missing, None) if missing else {}
     if not program.kernels.keys() <= known.keys():
-        return _as_it_is(program, known)  # what has no program is reported when it is compiled
+        return _as_it_is(program, known)  # kernels that fit no program are reported by the compilation
     shared = {k: program.kernels[k] for k in sorted(with_company(program))}
     outcomes = [coschedule(program, costs_of(known, predict(shared, u), spec, n, u)) for n, u in lanes_of(spec)]
     return min(outcomes, key=lambda o: o.together_s)
@@ -71,7 +69,7 @@ def predictor(spec: DeviceSpec) -> Predict:
 def costs_of(
     whole: Mapping[str, Estimate], share: Mapping[str, Estimate], spec: DeviceSpec, lanes: int, units: int
 ) -> Costs:
-    """Return the predictions of a program's kernels as co-scheduling takes them."""
+    """Return co-scheduling costs from estimates on the ``whole`` device and on one lane's ``share`` of the units."""
     caches = [layer.kept_bytes for layer in spec.memory_layers[:-1] if layer.scope == "device"]
     hot = spec.traits.keeps_caches and caches
     common = ["dram_s", *(f"{layer.name}_s" for layer in spec.memory_layers if layer.scope == "device")]
@@ -91,7 +89,7 @@ def costs_of(
 
 
 def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
-    """Return the constants a unit keeps, and the seconds a byte found there saves on the whole device and in a lane."""
+    """Return a unit's cache bytes for constants, and the seconds saved per byte found there (device, lane)."""
     own = [n for n, layer in enumerate(spec.memory_layers) if layer.scope == "unit"][-1]
     saved = []
     for part in (spec, spec.share(units)):
@@ -101,11 +99,9 @@ def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float
 
 
 def with_company(program: Program) -> set[str]:
-    """Return the kernels that something else could run beside: the others need no prediction for a share.
-
-    A step can be moved between the earliest and the latest place it has on the longest way through the model; alone
-    there are those that no other step's places overlap.
-    """
+    """Return the kernels that can run concurrently with another step; the others need no prediction for a share."""
+    # A step can move between its earliest and latest position on the critical path; a step is alone if no other step's
+    # positions overlap these.
     graph = Dependencies.of(program.steps)
     weight = [int(isinstance(s, Run)) for s in program.steps]
     earliest = [0] * len(weight)
@@ -126,7 +122,7 @@ def with_company(program: Program) -> set[str]:
 
 
 def _running_sum(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
-    """Return, for every place, how many steps could be at the places before it, steps counted once per place."""
+    """Return prefix sums over positions of the number of steps that could be at each."""
     change = [0] * (length + 2)
     for first, last in places:
         change[first] += 1
@@ -139,12 +135,9 @@ def _running_sum(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def lanes_of(spec: DeviceSpec) -> list[tuple[int, int]]:
-    """Return the divisions of a device that are tried: lanes, and units of each.
-
-    What starts threads cannot start them within a lane, so that a lane of a CPU is one core.
-    """
+    """Return the divisions of a device to try, as (lanes, units per lane)."""
     if spec.execution.fork_s is not None:
-        return [(spec.units, 1)]
+        return [(spec.units, 1)]  # threads cannot start threads within a lane: a CPU's lane is one core
     return [(n, spec.units // n) for n in _STREAMS if spec.units >= n]
 
 

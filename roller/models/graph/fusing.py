@@ -1,7 +1,7 @@
-"""Putting two parts into one: a stage into its reader's loads, an element-wise reader behind what it reads.
+"""Rewrites that combine two parts: inlining into loads, and appending or merging element-wise stages.
 
-Every function here returns a new part that computes the same, or ``None`` where positions do not compose. Whether that
-pays is :mod:`roller.models.graph.fusion`'s to say.
+Each returns an equivalent new part, or ``None`` where positions do not compose. :mod:`roller.models.graph.fusion`
+decides whether it pays.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from roller.expr.index_arithmetic import Split, composed, inverted, reshaped, si
 from roller.expr.scalar import walk
 from roller.models.graph.parts import Computed
 
-#: Marks a tensor that is read in a second shape while two parts become one.
+#: Suffix of a tensor that is read in a second shape while two parts are combined.
 _OTHER = "\0other"
 
 
 def plain_load(s: Stage) -> Load | None:
-    """Return the load of a stage that only moves elements, converted or not."""
+    """Return the load of a stage that only moves elements, converted or not; ``None`` for others."""
     body = s.body
     while isinstance(body, Cast):
         body = body.arg
@@ -29,17 +29,17 @@ def plain_load(s: Stage) -> Load | None:
 
 
 def element_wise(part: Computed) -> Stage | None:
-    """Return the only stage of a part without a reduction."""
+    """Return the only stage of a part without a reduction; ``None`` for other parts."""
     return part.stages[0] if part.is_element_wise else None
 
 
 def size_of(body: Scalar) -> int:
-    """Return the nodes of a scalar tree."""
+    """Return the number of nodes of a scalar tree."""
     return sum(1 for _ in walk(body))
 
 
 def assembled(reads: Sequence[Tensor], stages: Sequence[Stage], like: Computed, nodes: tuple[str, ...]) -> Computed:
-    """Return a part of new stages with the outputs of another; what nobody reads any more is gone."""
+    """Return a part of new stages with the outputs of ``like``, without unused reads."""
     used = dict.fromkeys(ld.tensor for s in stages for ld in s.loads)
     own = {s.name for s in stages}
     known = {t.name: t for t in reads if t.name not in own}
@@ -47,12 +47,12 @@ def assembled(reads: Sequence[Tensor], stages: Sequence[Stage], like: Computed, 
 
 
 def nodes_of(first: Computed, second: Computed) -> tuple[str, ...]:
-    """Return the nodes of two parts, each once."""
+    """Return the nodes of two parts without duplicates."""
     return tuple(dict.fromkeys((*first.nodes, *second.nodes)))
 
 
 def inlined(producer: Computed, reader: Computed) -> Computed | None:
-    """Return ``reader`` with every load of what an element-wise part writes replaced by its arithmetic."""
+    """Return ``reader`` with every load of an element-wise part's result replaced by its arithmetic."""
     made = element_wise(producer)
     if made is None:
         return None
@@ -79,11 +79,9 @@ def inlined(producer: Computed, reader: Computed) -> Computed | None:
 
 
 def appended(anchor: Computed, reader: Computed) -> Computed | None:
-    """Return ``anchor`` with an element-wise part behind it that reads its result point by point.
-
-    The anchor then writes what the reader does, where the reader does: a last stage that reduces gets one more that
-    reads it in place, an element-wise last stage computes more.
-    """
+    """Return ``anchor`` followed by an element-wise part that reads its result point by point."""
+    # The result is stored where the reader stores: a reduction gets one more stage that reads it in place, an
+    # element-wise last stage computes more.
     last, after = anchor.stages[-1], element_wise(reader)
     if after is None or anchor.outputs != (last.name,):
         return None
@@ -131,18 +129,15 @@ def beside(first: Computed, reader: Computed) -> Computed | None:
     both = replace(reader, outputs=(one.name, two.name))
     out = unmarked(assembled((*first.reads, *other.reads), [one, second], both, nodes_of(first, reader)))
     out = None if out is None else with_affine_axes(out) or out
-    # Where a transpose cuts the axes the first one writes, they are split; what is stored at digits is no loop.
+    # Axes of the first part that a transpose cuts are split; stores at digits of an axis are no loops.
     return with_whole_dimensions(out) if out is not None and _stores_affinely(out) else None
 
 
 def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scalar) -> list[Stage] | None:
-    """Return the anchor's stages with ``body`` as the last one, stored at ``store`` over the anchor's axes.
-
-    ``None`` where what the anchor stores may wrap around in being stored.
-    """
+    """Return the anchor's stages with ``body`` appended at ``store``; ``None`` if the stored result may wrap around."""
     last = anchor.stages[-1]
     if last.combiner is not None:
-        # In the accumulator's precision: the result is converted once.
+        # The intermediate keeps the accumulator's precision, so that the result is converted once.
         wide = "float" in last.acc_dtype and "float" in last.output.dtype
         kind = last.acc_dtype if wide else last.output.dtype
         between = Tensor(f"{after.name}/acc", after.output.shape, kind)
@@ -154,7 +149,7 @@ def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scal
             return None
         total = last.body if same else Cast(last.output.dtype, last.body)
         rest = list(anchor.stages[:-1])
-        if anchor.expr.epilogue is not None:  # what reduces is stored where it is read, element by element
+        if anchor.expr.epilogue is not None:  # the reduction is stored in the layout in which the epilogue reads it
             (first,) = rest
             rest = [replace(first, output=replace(first.output, shape=after.output.shape), store=store)]
             total = _moved_to(total, first.name, store)
@@ -171,7 +166,7 @@ def _moved_to(body: Scalar, name: str, index: tuple[Index, ...]) -> Scalar:
 
 
 def marked(part: Computed, other: Computed) -> Computed:
-    """Return ``part`` with other names for what it reads in another shape than ``other`` reads it in."""
+    """Return ``part`` with renamed reads for tensors that ``other`` reads in another shape."""
     names = {t.name: t.name + _OTHER for t in part.reads if t.name in other.inputs and other.shapes[t.name] != t.shape}
     return _renamed(part, names) if names else part
 
@@ -185,7 +180,7 @@ def _renamed(part: Computed, names: dict[str, str]) -> Computed:
 
 
 def unmarked(part: Computed) -> Computed | None:
-    """Return a part that reads every tensor in one shape, or ``None`` where two do not go together."""
+    """Return a part that reads every tensor in one shape; ``None`` where two shapes are incompatible."""
     for t in part.reads:
         if not t.name.endswith(_OTHER):
             continue
@@ -205,7 +200,7 @@ def unmarked(part: Computed) -> Computed | None:
 
 
 def seen_as(part: Computed, name: str, shape: Sequence[int]) -> Computed | None:
-    """Return a part that reads (or writes) a tensor in another shape of as many elements."""
+    """Return a part that reads (or writes) a tensor in another shape with as many elements."""
     old, possible = part.shapes[name], True
 
     def place(index: tuple[Index, ...], s: Stage) -> tuple[Index, ...]:
@@ -232,12 +227,12 @@ def seen_as(part: Computed, name: str, shape: Sequence[int]) -> Computed | None:
 
 
 def indices_of(part: Computed) -> list[Index]:
-    """Return every index of a part: of stores, loads and guards."""
+    """Return all indices of a part: of stores, loads and guards."""
     return [i for s in part.stages for i in indices_of_stage(s)]
 
 
 def indices_of_stage(s: Stage) -> list[Index]:
-    """Return every index of a stage."""
+    """Return all indices of a stage."""
     return [*s.store, *(i for ld in s.loads for i in (*ld.index, *(b.index for b in ld.guard)))]
 
 
@@ -280,10 +275,8 @@ def _split(part: Computed, cuts: dict[str, Split]) -> Computed | None:
 
 
 def with_whole_dimensions(part: Computed) -> Computed:
-    """Return a part whose tensors have a dimension per axis wherever axes write one like a number.
-
-    ``64 * h + d`` of a dimension of 768 becomes ``h, d`` of two: the same memory, and accesses that are axes.
-    """
+    """Return a part whose tensors have one dimension per axis where several axes index one dimension as digits."""
+    # For example ``64 * h + d`` in a dimension of 768 becomes ``h, d``: the same memory with simpler accesses.
     for name in [*part.inputs, *(s.name for s in part.stages)]:
         shape: list[int] = []
         for d, n in enumerate(part.shapes[name]):
@@ -302,7 +295,7 @@ def _accesses(part: Computed, name: str) -> list[tuple[Stage, tuple[Index, ...],
 
 
 def _digits_of(index: Index, guards: set[Index], extents: dict[str, int], size: int) -> tuple[int, ...] | None:
-    """Return the elements of the axes that write all of a dimension like a number, most significant first."""
+    """Return the extents of the axes that cover a whole dimension as digits, most significant first."""
     if index.const or len(index.terms) < 2 or index in guards:
         return None
     reach, out = 1, []
@@ -315,13 +308,10 @@ def _digits_of(index: Index, guards: set[Index], extents: dict[str, int], size: 
 
 
 def tidy(part: Computed) -> Computed:
-    """Return a part whose accesses are simple: terms put together, dimensions split where axes are.
-
-    Axes of an element-wise part are fused: the fewer it has, the more anchors it fits behind. An anchor keeps its own
-    until the end, so that movement finds them (batch and head of an attention).
-    """
+    """Return a part with simplified accesses and with dimensions split where axes are."""
     if any(_is_loose(i, s.extents) for s in part.stages for i in indices_of_stage(s)):
         part = with_whole_dimensions(replace(part, stages=tuple(_simpler(s) for s in part.stages)))
+    # Fewer axes let an element-wise part follow more anchors; an anchor keeps its axes so that later movement matches.
     return part if element_wise(part) is None else part.canonical
 
 
@@ -331,7 +321,7 @@ def _simpler(s: Stage) -> Stage:
 
 
 def _is_loose(index: Index, extents: dict[str, int]) -> bool:
-    """Whether an index may be written in a simpler way, or its dimension be several."""
+    """Whether an index may be simplified, or its dimension split into several."""
     return len(index.terms) > 1 or any(t.mod or t.div > 1 or extents[t.axis] == 1 for t in index.terms)
 
 

@@ -1,15 +1,7 @@
-"""Which parts of a model become one kernel.
+"""Fuses parts of a model into kernels.
 
 Parts are the nodes of a graph after lowering. The rules of :mod:`roller.models.graph.rules` run in passes, each over
-all parts in order, until none applies:
-
-1. Movement (transpose, slice, broadcast, padding) goes into the loads of its readers where they stay affine.
-2. Element-wise parts with one reader go into it; the anchors (whatever reduces, softmax and normalisation included)
-   take the element-wise part that reads their result behind them. Neither repeats arithmetic. Where values change their
-   width, kernels end where it is least: what narrows goes behind its anchor, what widens into its readers, if they can.
-3. What is left of movement may split axes of its readers, or of what it reads, into digits.
-4. Element-wise parts become the prologue of reductions that run row by row, and those that share rows one kernel.
-5. Element-wise parts that read what is stored for others too are computed beside it.
+all parts in order, until none applies; :data:`_PASSES` gives the order and the reason of each.
 """
 
 from __future__ import annotations
@@ -26,28 +18,36 @@ from roller.models.graph.lowering import Lowering
 from roller.models.graph.parts import Alias, Computed, Named
 from roller.models.graph.unnamed_parts import Forms, Piece, Rule
 
-#: Passes over all parts at most; each but the last one fuses something.
+#: Most passes over all parts per group of rules.
 _MOST_PASSES = 16
 #: Views begin at multiples of the widest access of a kernel.
 _ALIGN_BYTES = 16
 
 _PASSES: tuple[tuple[Rule, ...], ...] = (
+    # Movement (transpose, slice, broadcast, padding) goes into its readers' loads where they stay affine.
     (rules.move_plainly,),
+    # Element-wise parts go into their only reader; anchors (reductions, softmax, normalisation) append the
+    # element-wise part that reads their result. Where values change width, a kernel ends at the narrowest value:
+    # a narrowing part is appended to its anchor, a widening one goes into its readers, where possible.
     (rules.chain_wide, rules.absorb_narrow),
     (rules.move_plainly, rules.chain, rules.absorb_narrow),
+    # The remaining movement may split axes of its readers, or of the part it reads, into digits.
     (rules.move_split, rules.absorb_split_narrow, rules.chain_moved),
+    # Element-wise parts become the prologue of row-wise reductions.
     (rules.chain, rules.absorb_narrow, rules.prologue),
     (rules.chain, rules.absorb, rules.absorb_split, rules.prologue),
+    # Parts that share rows become one kernel.
     (rules.share_rows, rules.absorb),
+    # Element-wise parts join the part whose stored result they read.
     (rules.side_by_side,),
 )
-#: Rules that apply to every reader of a part, which goes away once it has none.
+#: Rules that apply to every reader of a part; the part is removed once it has none.
 _MOVING = (rules.move_plainly, rules.move_split)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Two parts that stayed two kernels, and why."""
+    """Two parts that were not fused, and the reason."""
 
     producer: str
     reader: str
@@ -56,7 +56,7 @@ class Cut:
 
 @dataclass
 class Fusion:
-    """Parts while they are being fused; ``None`` where one has gone into another."""
+    """Parts during fusion; ``None`` marks a part that was fused into another."""
 
     low: Lowering
     forms: Forms
@@ -66,14 +66,13 @@ class Fusion:
     cuts: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Enter the parts of the lowering."""
         self.kept = set(self.low.graph.outputs)
         for n, part in enumerate(self.low.parts):
             self.parts.append(None)
             self.put(n, self.forms.piece(part) if isinstance(part, Computed) else part)
 
     def put(self, n: int, part: Named | None) -> None:
-        """Replace a part."""
+        """Replace a part and update readers and writers."""
         old = self.parts[n]
         for name in old.inputs if old is not None else ():
             self.readers[name].discard(n)
@@ -84,11 +83,11 @@ class Fusion:
                 self.readers.setdefault(name, set()).add(n)
 
     def readers_of(self, part: Piece) -> list[int]:
-        """Return the positions of what reads a part's only output."""
+        """Return the positions of the readers of a part's only output."""
         return sorted(self.readers.get(part.outputs[0], ()))
 
     def joined(self, rule: Rule, part: Piece, reader: Piece) -> Piece | None:
-        """Return what a rule makes of two parts; where it makes nothing, remember why."""
+        """Return the part that a rule makes of two; record the reason where it refuses."""
         found = self.forms.joined(rule, part, reader)
         edge = part.outputs[0], reader.outputs[0]
         if isinstance(found, str):
@@ -100,7 +99,7 @@ class Fusion:
 
 
 def fuse(low: Lowering) -> list[Cut]:
-    """Fuse the parts of a lowering in place and return what stayed apart though one reads the other."""
+    """Fuse the parts of a lowering in place; return producer and reader pairs that were not fused."""
     low.parts = [q for p in low.parts for q in (_separate(p) if isinstance(p, Computed) else [p])]
     _resolve_views(low)
     state = Fusion(low, Forms())
@@ -123,8 +122,8 @@ def _until_stable(state: Fusion, group: Iterable[Rule]) -> None:
     for _ in range(_MOST_PASSES):
         changed = False
         for rule in group:
-            # Movement front to back, so that chains of it fall together; else readers first: of two anchors that meet
-            # in a sum the later one takes it.
+            # Movement runs front to back, so that chains of it merge; other rules run readers first, so that the later
+            # of two anchors takes the sum of both.
             order = range(len(state.parts))
             for n in order if rule in _MOVING else reversed(order):
                 part = state.parts[n]
@@ -135,7 +134,7 @@ def _until_stable(state: Fusion, group: Iterable[Rule]) -> None:
 
 
 def _apply(state: Fusion, rule: Rule, n: int, part: Piece) -> bool:
-    """Apply a rule to a part and what reads it; say whether that changed something."""
+    """Apply a rule to a part and its readers; return whether a part changed."""
     if rule in _MOVING:
         return rules.is_movement(part.form) and _moved(state, rule, n, part)
     if rule is rules.side_by_side:
@@ -151,7 +150,7 @@ def _apply(state: Fusion, rule: Rule, n: int, part: Piece) -> bool:
 
 
 def _moved(state: Fusion, rule: Rule, n: int, part: Piece) -> bool:
-    """Put movement into each of its readers that takes it."""
+    """Inline movement into each reader that accepts it."""
     changed = False
     for at in state.readers_of(part):
         reader = state.parts[at]
@@ -165,7 +164,7 @@ def _moved(state: Fusion, rule: Rule, n: int, part: Piece) -> bool:
 
 
 def _beside(state: Fusion, n: int, part: Piece) -> bool:
-    """Compute a reader beside a part, where all else that it reads is there already."""
+    """Merge a reader into a part if all its other inputs are computed earlier."""
     for at in state.readers_of(part):
         reader = state.parts[at]
         if not isinstance(reader, Piece):
@@ -184,17 +183,17 @@ def _beside(state: Fusion, n: int, part: Piece) -> bool:
 
 
 def _separate(part: Computed) -> list[Computed]:
-    """Return one part per output where outputs share no stage (the parts of a split)."""
+    """Return one part per output where outputs share no stage (for example the outputs of Split)."""
     if len(part.outputs) == 1:
         return [part]
     apart = _by_output(part)
     if apart is None:
-        return [part]  # the state of a recurrent cell, and what it shows of it
+        return [part]  # for example the state and the output of a recurrent cell
     return [part] if any(set(p.outputs) != {p.stages[-1].name} for p in apart) else apart
 
 
 def _by_output(part: Computed) -> list[Computed] | None:
-    """Return a part per output, ``None`` where two of them share a stage; linear in stages."""
+    """Return a part per output, in linear time; ``None`` where two outputs share a stage."""
     place = {s.name: k for k, s in enumerate(part.stages)}
     reads = {t.name: k for k, t in enumerate(part.reads)}
     taken: set[int] = set()
@@ -217,7 +216,7 @@ def _by_output(part: Computed) -> list[Computed] | None:
 
 
 def _resolve_views(low: Lowering) -> None:
-    """Let parts read what views show, in the view's shape; views nobody else needs go away."""
+    """Let parts read the sources of views in the view's shape; drop unused views."""
     root: dict[str, str] = {}
     parts: list[Named] = []
     for part in low.parts:
@@ -235,7 +234,7 @@ def _resolve_views(low: Lowering) -> None:
 
 
 def _as_view(part: Computed) -> Alias | None:
-    """Return the view that a part is which reads neighbours and leaves them neighbours (a slice of a batch)."""
+    """Return the view equivalent to a part that copies a contiguous range (a slice of a batch)."""
     stage = element_wise(part)
     load = None if stage is None else stage.body
     if stage is None or not isinstance(load, Load) or load.guard or part.dtypes[load.tensor] != stage.output.dtype:

@@ -1,4 +1,4 @@
-"""From stages to a kernel: an expression whose names say nothing about the model, and its key."""
+"""Turns stages into kernels: an expression with names independent of the model, and its key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from roller.models.graph.steps import KernelSource
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and what it is called with.
+    """A kernel and the values it is called with.
 
     Parameters
     ----------
     key
-        Equal for parts that may share the kernel: names do not matter, the values of constants do not either.
-    source
-        What it is compiled from.
+        Equal for parts that may share the kernel, independent of names and of the values of constants.
     inputs, outputs
-        Names of values (or constants), one per input and output of the expression.
+        Names of values, one per input and output of the expression.
     """
 
     key: str
@@ -33,14 +31,14 @@ class Kernel:
 
 
 def kernel_of(part: Computed, constants: Container[str], label: str) -> Kernel:
-    """Return the kernel of a part; ``constants`` are the names of what never changes."""
+    """Return the kernel of a part; ``constants`` contains the names of constant values."""
     fixed = tuple(k for k, t in enumerate(part.reads) if t.name in constants)
     key, source = source_of(numbered(part)[0], fixed, label)
     return Kernel(key, source, part.inputs, part.outputs)
 
 
 def source_of(form: Computed, fixed: tuple[int, ...], label: str) -> tuple[str, KernelSource]:
-    """Return key and source of the kernel of a numbered part whose inputs ``fixed`` never change."""
+    """Return key and source of the kernel of a numbered part whose inputs at positions ``fixed`` are constant."""
     first = len(form.reads)
     names = {f"#{k}": f"x{k}" if k < first else f"t{k - first}" for k in range(first + len(form.stages))}
     names |= {n: f"y{k}" for k, n in enumerate(form.outputs)}
@@ -55,7 +53,7 @@ def source_of(form: Computed, fixed: tuple[int, ...], label: str) -> tuple[str, 
 
 
 def numbered(part: Computed) -> tuple[Computed, tuple[str, ...]]:
-    """Return a part whose tensors are ``#0``, ``#1`` ... (inputs first) and whose axes are numbered, and the names."""
+    """Return a part with tensors named ``#0``, ``#1`` ... (inputs first) and numbered axes, and the original names."""
     names = (*part.inputs, *(s.name for s in part.stages))
     renamed = {n: f"#{k}" for k, n in enumerate(names)}
     axes: dict[str, str] = {}
@@ -74,7 +72,7 @@ def _renamed(s: Stage, tensors: Mapping[str, str], axes: Mapping[str, str]) -> S
     def leaf(n: Scalar) -> Scalar:
         return replace(n, tensor=tensors[n.tensor]) if isinstance(n, Load) else n
 
-    same = all(a == b for a, b in axes.items())  # most forms are renamed once, and their axes never again
+    same = all(a == b for a, b in axes.items())  # axes of most forms are already numbered
     body = s.body if same else map_indices(s.body, index)
     return replace(
         s,

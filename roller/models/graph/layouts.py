@@ -1,10 +1,7 @@
-"""Which values of a model hold their channels in blocks, by predicted seconds.
+"""Chooses the values of a model whose channels are stored in blocks, by predicted seconds.
 
-Every step runs either on plain or on blocked values (:mod:`roller.models.graph.blocking`), and a value that passes
-between steps that differ is converted by a kernel of its own. The cheapest choice is a minimum cut: of what each step
-costs either way, and what a value costs whose readers do not agree with its writer. So a layout spreads over whatever
-takes it (element-wise arithmetic, pooling, sums, joins) and ends where it gains less than the conversion costs; inputs
-and outputs of a model stay as they are declared.
+A step runs either on plain or on blocked values (:mod:`roller.models.graph.blocking`); a value passed between the two
+kinds is converted by a kernel. A minimum cut finds the cheapest choice. Inputs and outputs keep their declared layout.
 """
 
 from __future__ import annotations
@@ -31,31 +28,29 @@ from roller.models.graph.steps import (
 )
 from roller.perf.estimate import Estimate
 
-#: Predicts kernels by key; those that fit no program are left out.
+#: Predicts kernels by key; the result lacks kernels that fit no program.
 Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
 
-#: Part of a model's predicted seconds that blocks must gain: less is not worth other kernels.
+#: Smallest relative gain in a model's predicted seconds that justifies blocked kernels.
 LEAST_GAIN = 0.01
-#: Whole numbers of the network per second, and seconds no kernel takes.
+#: Capacity units of the network per second, and seconds that stand for an impossible kernel.
 _PER_SECOND, _FOREVER_S = 10**12, 1e6
 
 
 @dataclass(frozen=True)
 class ChosenLayouts:
-    """A program with its layouts chosen.
+    """A program with chosen layouts.
 
     Parameters
     ----------
-    program
-        As it is to be compiled.
     plain_s, chosen_s
-        Predicted seconds of the kernels that could be blocked: with none blocked, and as chosen, conversions included.
+        Predicted seconds of the kernels that could be blocked: without blocks, and as chosen including conversions.
     blocked
         Labels of the steps that run on blocked values.
     conversions
-        Kernels that convert a value.
+        Number of kernels that convert a value.
     written
-        Values that the steps on blocked values write: what names these steps in the same program of other sizes.
+        Values written by these steps, which identify the steps in the same program at other sizes.
     """
 
     program: Program
@@ -66,7 +61,7 @@ class ChosenLayouts:
     written: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        """One line: what was chosen, and what it is predicted to gain."""
+        """Return the choice and its predicted gain on one line."""
         if not self.blocked:
             return "layouts: those of the model"
         gain = f"{self.plain_s * 1e3:.4g} -> {self.chosen_s * 1e3:.4g} ms predicted"
@@ -74,11 +69,12 @@ class ChosenLayouts:
 
 
 def laid_out(program: Program, spec: DeviceSpec, predict: Predict) -> ChosenLayouts:
-    """Return a program whose values hold their channels in blocks where that is predicted to be faster."""
+    """Return the program with blocked channels where that is predicted to be faster."""
+    # A block is one vector register; devices whose lanes belong to several threads have no blocks.
     if not spec.limits.usable_vector_registers:
         return ChosenLayouts(program)
     choice = _Choice(program, spec.teu.lanes)
-    if not choice.sums_channels:  # nothing to gain: what else there is would only follow
+    if not choice.sums_channels:  # only reductions over channels gain; other kernels follow them
         return ChosenLayouts(program)
     plain = {s.kernel: program.kernels[s.kernel] for n in choice.able if isinstance(s := program.steps[n], Run)}
     seconds = {key: e.seconds for key, e in predict(plain | choice.sources, None).items()}
@@ -90,7 +86,7 @@ def laid_out(program: Program, spec: DeviceSpec, predict: Predict) -> ChosenLayo
 
 
 def laid_out_as(program: Program, spec: DeviceSpec, chosen: ChosenLayouts) -> Program:
-    """Return a program with the layouts that were chosen for the same one of other sizes."""
+    """Return a program with the layouts chosen for the same program at other sizes."""
     if not chosen.written:
         return program
     choice = _Choice(program, spec.teu.lanes)
@@ -101,18 +97,16 @@ def laid_out_as(program: Program, spec: DeviceSpec, chosen: ChosenLayouts) -> Pr
 
 @dataclass
 class _Choice:
-    """A program, what of it may be in blocks, and the kernels that takes.
+    """The steps of a plain program that may run on blocked values, and their kernels.
 
     Parameters
     ----------
-    program
-        With no value blocked.
     block
         Channels per block.
     values
         Layout of every value that may be blocked.
     able
-        Positions of the steps that may run on blocked values, and the kernel each then runs (none for a join).
+        By position of a step that may run on blocked values, its blocked kernel (``None`` for a join).
     """
 
     program: Program
@@ -121,7 +115,6 @@ class _Choice:
     able: dict[int, Rewritten | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Find the values and the steps."""
         p = self.program
         outside = {n for s in p.steps if not isinstance(s, (Run, Join)) for n in writes(s)}
         for name in p.values.keys() - {*p.inputs, *p.outputs, *p.constants} - outside:
@@ -138,7 +131,7 @@ class _Choice:
                     self.able[n] = found
 
     def _rewritten(self, step: Run, known: dict[tuple[object, ...], Rewritten | None]) -> Rewritten | None:
-        """Return the kernel of a step with all its values blocked that may be."""
+        """Return the kernel of a step with all blockable values blocked."""
         source = self.program.kernels[step.kernel]
         expr = source.expression
         tensors = (*zip(expr.inputs, step.inputs, strict=True), *zip(expr.output_tensors, step.outputs, strict=True))
@@ -150,7 +143,7 @@ class _Choice:
 
     @cached_property
     def sums_channels(self) -> bool:
-        """Whether some kernel sums over channels that are in blocks."""
+        """Whether a kernel reduces over blocked channels."""
         runs = ((s, made) for n, made in self.able.items() if isinstance(s := self.program.steps[n], Run))
         kernels = {made.key: (made.source, [k for k, n in enumerate(s.inputs) if n in self.values])
                    for s, made in runs if made is not None}  # fmt: skip
@@ -190,7 +183,9 @@ class _Choice:
         return {m.key: m.source for m in kernels}
 
     def cheapest(self, seconds: Mapping[str, float]) -> frozenset[int]:
-        """Return the positions of the steps that run on blocked values where all together costs least."""
+        """Return the positions of the steps on blocked values that minimise the total predicted seconds."""
+        # An edge costs its capacity where it is cut: a step's plain or blocked seconds, or the conversion of a value
+        # whose readers and writer differ.
         net = Network()
         nodes = {n: net.node() for n in self.able}
         for n, made in self.able.items():
@@ -199,7 +194,7 @@ class _Choice:
                 net.edge(net.SOURCE, nodes[n], _whole(seconds.get(step.kernel)))
                 net.edge(nodes[n], net.SINK, _whole(seconds.get(made.key)))
         for name, n in self.writers.items():
-            # Paid once, however many readers want the other layout.
+            # A conversion is paid once for all readers of the other layout.
             mine, back, there = nodes.get(n, net.SINK), net.node(), net.node()
             net.edge(mine, back, _whole(seconds.get(self.conversions[name, False].key)))
             net.edge(there, mine, _whole(seconds.get(self.conversions[name, True].key)))
@@ -210,7 +205,7 @@ class _Choice:
         return frozenset(n for n, node in nodes.items() if node in side)
 
     def seconds(self, chosen: frozenset[int], seconds: Mapping[str, float]) -> float:
-        """Return the predicted seconds of a choice: of the kernels that may be blocked, and of conversions."""
+        """Return the predicted seconds of the blockable kernels and conversions of a choice."""
         keys = [c.key for c in self._needed(chosen).values()]
         for n, made in self.able.items():
             step = self.program.steps[n]
@@ -219,7 +214,7 @@ class _Choice:
         return sum(seconds.get(key, _FOREVER_S) for key in keys)
 
     def _needed(self, chosen: frozenset[int]) -> dict[str, Rewritten]:
-        """Return the conversions of a choice by the names of the values."""
+        """Return the conversions of a choice by value name."""
         return {
             name: self.conversions[name, n not in chosen]
             for name, n in self.writers.items()
@@ -252,12 +247,12 @@ class _Choice:
 
 
 def _reading(step: Step, names: Mapping[str, str], made: Rewritten | None) -> Step:
-    """Return a step that reads other values, and runs another kernel where one is given."""
+    """Return a step with renamed inputs, and with another kernel where one is given."""
     if isinstance(step, Run):
         return replace(step, kernel=step.kernel if made is None else made.key, inputs=_renamed(step.inputs, names))
     if not names:
         return step
-    assert not isinstance(step, ParallelGroup)  # sections come later
+    assert not isinstance(step, ParallelGroup)  # sections are created after layouts
     if isinstance(step, Join):
         return replace(step, sources=_renamed(step.sources, names))
     if isinstance(step, (View, Copy)):
@@ -274,5 +269,5 @@ def _fresh(name: str, taken: Mapping[str, object]) -> str:
 
 
 def _whole(seconds: float | None) -> int:
-    """Return a cost as a whole number; what fits no program is never chosen."""
+    """Return a cost as an integer capacity; infinite for a kernel that fits no program."""
     return INFINITE if seconds is None or not seconds < _FOREVER_S else round(seconds * _PER_SECOND)

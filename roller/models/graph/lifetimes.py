@@ -1,4 +1,4 @@
-"""When memory is in use: from the first step that touches it to the last."""
+"""Lifetimes of values' memory: from the first step that touches it to the last."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roller.errors import ModelError
 from roller.models.graph.steps import ParallelGroup, Program, Step, reads, writes
 
-#: Group of what lives outside any ``ParallelGroup``, or in more than one lane.
+#: Group of memory that is touched outside any ``ParallelGroup`` or in more than one lane.
 OUTSIDE = -1
 
 
@@ -19,10 +19,10 @@ class Life:
     Parameters
     ----------
     first, last
-        Positions; steps of lanes have positions of their own, lane after lane.
+        Positions in the order of steps; steps of lanes are numbered lane after lane.
     group, lane
-        Where the memory is touched in one lane only: the number of its ``ParallelGroup`` and of the lane. Memory of
-        other lanes of that group is in use at the same time whatever the positions say.
+        Number of the ``ParallelGroup`` and of the lane, for memory touched in one lane only. Lifetimes in other lanes
+        of the group overlap, whatever their positions.
     """
 
     first: int
@@ -31,7 +31,7 @@ class Life:
     lane: int = OUTSIDE
 
     def meets(self, other: Life) -> bool:
-        """Whether both are ever in use at the same time.
+        """Whether two lifetimes overlap.
 
         Examples
         --------
@@ -53,7 +53,7 @@ class _Spot:
 
 
 def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Life]:
-    """Return the life of every root a step writes, in order of the first touch; what is loose has no memory."""
+    """Return the lifetime of every root that a step writes, in order of the first touch, without dynamic outputs."""
     touched: dict[str, list[_Spot]] = {}
     spans: dict[int, tuple[int, int]] = {}
     given = {*program.inputs, *program.constants}
@@ -82,7 +82,7 @@ def _touch(
     for name in reads(step):
         root = root_of(name)
         if root not in touched and root not in given:
-            # Lanes within lanes are one position, so what they pass on among themselves is read where it is written.
+            # A nested group is one position, which both reads and writes the values passed within it.
             if isinstance(step, ParallelGroup) and name in writes(step):
                 continue
             raise ModelError(f"step {spot.position}: reads '{name}', which no step before it writes. Order the steps.")
@@ -102,14 +102,14 @@ def _life(spots: Iterable[_Spot], spans: dict[int, tuple[int, int]]) -> Life:
     if len(lanes) == 1:
         group, lane = lanes.pop()
         return Life(first, last, group, lane)
-    # Lanes run at the same time: whoever is touched in one and elsewhere too is in use all the while.
+    # Lanes run concurrently: memory that is touched in a lane and elsewhere is live during the whole group.
     for group in {s.group for s in found} - {OUTSIDE}:
         first, last = min(first, spans[group][0]), max(last, spans[group][1])
     return Life(first, last)
 
 
 def peak_bytes(lives: Iterable[tuple[Life, int]]) -> int:
-    """Return the most bytes in use at once: no arena can be smaller.
+    """Return the peak of live bytes, a lower bound of the arena.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def peak_bytes(lives: Iterable[tuple[Life, int]]) -> int:
         changes[life.first] = changes.get(life.first, 0) + size
         changes[life.last + 1] = changes.get(life.last + 1, 0) - size
     for found in lanes.values():
-        # Lanes may all be at their worst at once; each at any position of the group.
+        # All lanes may reach their peaks at the same time, at any position of the group.
         most = sum(peak_bytes((Life(x.first, x.last), size) for x, size in lane) for lane in found.values())
         first = min(x.first for lane in found.values() for x, _ in lane)
         last = max(x.last for lane in found.values() for x, _ in lane)

@@ -1,4 +1,4 @@
-"""A graph on its way to a program: the parts its nodes were lowered to, and what is known of every value."""
+"""State of a graph during lowering: its parts, and all known values and constants."""
 
 from __future__ import annotations
 
@@ -14,17 +14,7 @@ from roller.models.graph.steps import Value
 
 @dataclass
 class Lowering:
-    """A graph on its way to a program.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    parts
-        In an order that may run; what nobody reads is gone.
-    values, constants
-        Those of the graph and of the parts.
-    """
+    """A graph during lowering; ``parts`` are in a valid order and include no unread part."""
 
     graph: Graph
     parts: Sequence[Named] = ()
@@ -33,11 +23,11 @@ class Lowering:
 
     @property
     def refused(self) -> list[Refused]:
-        """Nodes that cannot be lowered."""
+        """The parts that cannot be lowered."""
         return [p for p in self.parts if isinstance(p, Refused)]
 
     def drop_unread(self) -> None:
-        """Drop parts, and outputs of theirs, that nothing needs."""
+        """Drop parts and outputs that are not read."""
         wanted = set(self.graph.outputs)
         kept: list[Named] = []
         for part in reversed(self.parts):

@@ -18,11 +18,8 @@ def plan(
     program: Program, *, predicted_s: Mapping[str, float] | None = None, value_align_bytes: int = 1,
     within: Plan | None = None,
 ) -> Plan:  # fmt: skip
-    """Give every value of a program a place.
-
-    Inputs are read where the caller has them, outputs written where the caller wants them, views cost nothing, and
-    sources of a join are computed in place where they lie in one piece. What remains shares one arena.
-    """
+    """Assign a place to every value; ``within`` is a plan for larger values whose offsets are kept."""
+    # Inputs and outputs use the caller's arrays, views are free, sources of a contiguous join are computed in place.
     resolved = resolve(program, value_align_bytes)
     lives = _arena_roots(resolved)
     if within is None:
@@ -43,7 +40,7 @@ def plan(
 
 
 def _arena_roots(resolved: Resolved) -> dict[str, Life]:
-    """Return when the memory is in use that is neither the caller's nor constant."""
+    """Return the lifetimes of memory that belongs neither to the caller nor to constants."""
     aliases = resolved.aliases
     outside = {aliases.root(name)[0] for name in resolved.outputs.values()}
     lives = lifetimes(resolved.program, lambda name: aliases.root(name)[0])

@@ -1,7 +1,6 @@
-"""The cheapest of two labels for each of many things, where neighbours that differ cost something.
+"""Minimum cut of a flow network (Dinic's algorithm): the cheapest of two labels per node.
 
-That is a minimum cut of a network: whoever ends on the side of the source has the first label. Capacities are whole
-numbers, so that sums are exact and the result is the same everywhere. The flow is found as Dinic does.
+Neighbours with different labels cost. Capacities are integers, so that results are equal on all machines.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-#: Capacity of an edge that may not be cut.
+#: Capacity of an edge that must not be cut.
 INFINITE = 1 << 62
 
 
 @dataclass
 class Network:
-    """Nodes by number, the source and the sink among them, and edges with capacities."""
+    """A flow network; nodes are numbers, including the source and the sink."""
 
     SOURCE: ClassVar[int] = 0
     SINK: ClassVar[int] = 1
@@ -32,14 +31,14 @@ class Network:
         return self.nodes - 1
 
     def edge(self, tail: int, head: int, capacity: int) -> None:
-        """Add what is paid where ``tail`` is on the source's side and ``head`` on the sink's."""
+        """Add an edge that costs ``capacity`` where ``tail`` is on the source's side and ``head`` on the sink's."""
         for here, there, room in ((tail, head, capacity), (head, tail, 0)):
             self.edges[here].append(len(self.heads))
             self.heads.append(there)
             self.room.append(room)
 
     def source_side(self) -> set[int]:
-        """Return the nodes on the source's side of a minimum cut: as few as possible.
+        """Return the smallest set of nodes on the source's side of a minimum cut.
 
         Examples
         --------
@@ -59,7 +58,7 @@ class Network:
                 pass
 
     def _levels(self) -> list[int]:
-        """Return how many edges with room every node is away from the source; -1 where none lead there."""
+        """Return each node's distance from the source over edges with residual capacity; -1 if unreachable."""
         level = [-1] * self.nodes
         level[self.SOURCE], queue = 0, deque([self.SOURCE])
         while queue:
@@ -71,7 +70,7 @@ class Network:
         return level
 
     def _push(self, level: list[int], first: list[int]) -> bool:
-        """Send as much as fits along one shortest way to the sink; say whether there was one."""
+        """Augment the flow along one shortest path; return whether there was one."""
         way: list[int] = []
         here = self.SOURCE
         while here != self.SINK:

@@ -1,4 +1,4 @@
-"""A model's graph after reading: static shapes, constants as arrays, nodes in an order that may run."""
+"""A model's graph after reading: static shapes, constants as arrays, nodes in topological order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Node:
     op
         ONNX operator type (``"Conv"``).
     inputs, outputs
-        Names of values or constants; ``""`` where an optional one is absent.
+        Names of values or constants; ``""`` for an absent optional one.
     attributes
-        Plain Python: int, float, str, tuples of them, ``numpy.ndarray`` of tensors, :class:`Graph` of bodies.
+        Plain Python: int, float, str, tuples of them, ``numpy.ndarray`` for tensors, :class:`Graph` for bodies.
     name
         Unique in its graph.
     domain, version
-        Operator set it belongs to (``""`` is ONNX's own) and its version.
+        Operator set (``""`` is ONNX's own) and its version.
     """
 
     op: str
@@ -40,14 +40,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Region(Node):
-    """Nodes that another runtime computes together, because only a run knows shapes among them.
+    """Nodes that another runtime computes together because shapes among them are known only at run time.
 
     Parameters
     ----------
     members
-        The nodes; ``attributes["model"]`` is them as ONNX bytes, inputs and outputs in the order of the region's.
+        The nodes; ``attributes["model"]`` holds them as ONNX bytes, with inputs and outputs in the region's order.
     reasons
-        Why each of them is in it, by name.
+        By node name, the reason that the node is in the region.
     """
 
     members: tuple[Node, ...] = ()
@@ -60,18 +60,16 @@ class Graph:
 
     Parameters
     ----------
-    name
-        Of the model, for people.
     inputs, outputs
-        Names of the values a caller passes and gets, in order; initialisers are no inputs.
+        Names of the values that a caller passes and receives, in order; initialisers are not inputs.
     nodes
         In topological order.
     values
-        Every value by name, constants included; all shapes are known numbers.
+        Every value by name, constants included, with static shapes.
     constants
-        Arrays by name (bfloat16 by ``ml_dtypes``); memory-mapped where they are external.
+        Arrays by name (bfloat16 by ``ml_dtypes``); external ones are memory-mapped.
     loose
-        Outputs of which only a run knows the shape, which have no entry in ``values``; a :class:`Region` writes them.
+        Outputs whose shape is known only at run time, absent from ``values``; a :class:`Region` writes them.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""For people: which nodes of a model went into which kernel, and why a chain of them was cut."""
+"""Report of a model's partition: the nodes of each kernel, and the reasons why neighbours were not fused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.models.graph.steps import Call, Copy, Foreign, Join, Program, Run, V
 
 @dataclass(frozen=True)
 class KernelUse:
-    """A kernel, the nodes it computes the first time it runs, and how often it runs."""
+    """A kernel, the nodes it computes at its first use, and the number of its runs."""
 
     key: str
     nodes: tuple[str, ...]
@@ -21,20 +21,18 @@ class KernelUse:
 
 @dataclass(frozen=True)
 class Partition:
-    """What became of a model's nodes.
+    """Partition of a model's nodes into kernels and other steps.
 
     Parameters
     ----------
-    program
-        The steps.
     kernels
-        Every kernel once, in the order in which they first run.
+        Every kernel once, in the order of their first runs.
     steps
-        Number of steps by kind; views cost nothing, joins where their parts lie in one piece.
+        Number of steps by kind.
     cuts
-        Parts that stayed two kernels though one reads the other, with the reason.
+        Producer and reader pairs that were not fused, with the reason.
     outside
-        Reasons by node for what another runtime computes.
+        Reasons by node for nodes that another runtime computes.
     """
 
     program: Program
@@ -44,12 +42,12 @@ class Partition:
     outside: dict[str, str]
 
     def __repr__(self) -> str:
-        """Model and counts on one line."""
+        """Return the model and the counts on one line."""
         counted = ", ".join(f"{n} {kind}" for kind, n in self.steps.items())
         return one_line("Partition", f"{self.program.name}: {len(self.kernels)} kernels", counted)
 
     def __str__(self) -> str:
-        """Several lines: counts, kernels, what runs elsewhere, cuts grouped by reason."""
+        """Return counts, kernels, fallback nodes, and unfused pairs grouped by reason, on several lines."""
         counted = ", ".join(f"{n} {kind}" for kind, n in self.steps.items())
         lines = [f"{self.program.name}: {len(self.kernels)} kernels; steps: {counted}"]
         lines += [f"  {k.runs:4d}x {k.key[:8]}  {' + '.join(k.nodes)}" for k in self.kernels]

@@ -1,7 +1,7 @@
-"""Parts of a model on its way to a program: what nodes were lowered to, by the names of the graph's values.
+"""Parts of a model during lowering, over the names of the graph's values.
 
-A part computes stages, is a view or a join of values, calls a function of the array library, or is what roller itself
-cannot compute. One node gives one part or several; fusion makes kernels of them.
+A part computes stages, is a view or a concatenation of values, calls a library function, or is a node that roller
+cannot compute. A node becomes one or more parts; fusion turns parts into kernels.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Computed:
     Parameters
     ----------
     reads
-        What they read, in the shapes they read it in: those of the values, or others of as many elements.
+        Inputs in the shapes in which they are read: those of the values or reshaped ones.
     stages
-        In order; shapes of outputs too may be others than the values'.
+        In order; shapes of outputs too may be reshaped.
     outputs
-        Names others read.
+        Names that other parts may read.
     nodes
-        Where they come from.
+        Names of the nodes of origin.
     """
 
     reads: tuple[Tensor, ...]
@@ -42,17 +42,17 @@ class Computed:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names read."""
+        """Names of the values read."""
         return tuple(t.name for t in self.reads)
 
     @cached_property
     def expr(self) -> TensorExpr:
-        """The stages as an expression."""
+        """The stages as an expression; raises :class:`ExprError` if they form none."""
         return TensorExpr(self.outputs[0], self.reads, self.stages, self.outputs)
 
     @cached_property
     def canonical(self) -> Computed:
-        """The part in its fused form: as few axes as its accesses need; raises as :attr:`expr` does."""
+        """The part with as few axes as its accesses allow; raises as :attr:`expr` does."""
         fused = fuse_axes(self.expr)
         out = Computed(fused.inputs, fused.stages, fused.outputs, self.nodes)
         out.__dict__["canonical"] = out
@@ -61,7 +61,7 @@ class Computed:
 
     @cached_property
     def structure(self) -> Structure | None:
-        """The code-generation structure, ``None`` where the stages are no expression."""
+        """The code-generation structure, ``None`` where the stages form no expression."""
         try:
             form = self.canonical
         except ExprError:
@@ -70,12 +70,12 @@ class Computed:
 
     @cached_property
     def is_element_wise(self) -> bool:
-        """Whether it is one stage without a reduction."""
+        """Whether the part is one stage without a reduction."""
         return len(self.stages) == 1 and self.stages[0].combiner is None
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, as it is read and written here."""
+        """Shape of every tensor as read and written here."""
         return {t.name: t.shape for t in (*self.reads, *(s.output for s in self.stages))}
 
     @cached_property
@@ -86,7 +86,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Alias:
-    """``target`` is ``source`` from element ``offset`` on, in the same order."""
+    """``target`` is the range of ``source`` that starts at element ``offset``."""
 
     source: str
     target: str
@@ -95,18 +95,18 @@ class Alias:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The source."""
+        """Name of the value read."""
         return (self.source,)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The target."""
+        """Name of the value written."""
         return (self.target,)
 
 
 @dataclass(frozen=True)
 class Concat:
-    """``target`` is its sources side by side along ``axis``."""
+    """``target`` concatenates the sources along ``axis``."""
 
     sources: tuple[str, ...]
     target: str
@@ -115,18 +115,18 @@ class Concat:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The sources, each once."""
+        """Names of the values read, each once."""
         return tuple(dict.fromkeys(self.sources))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The target."""
+        """Name of the value written."""
         return (self.target,)
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the array library; ``arguments`` may hold ``""`` for what is absent, so may ``results``."""
+    """A function of the array library; ``""`` in ``arguments`` or ``results`` stands for an absent one."""
 
     name: str
     arguments: tuple[str, ...]
@@ -136,41 +136,41 @@ class Function:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The arguments given, each once."""
+        """Names of the present arguments, each once."""
         return tuple(dict.fromkeys(n for n in self.arguments if n))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The results wanted."""
+        """Names of the present results."""
         return tuple(n for n in self.results if n)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A node that roller cannot lower, and why."""
+    """A node that roller cannot lower, and the reason."""
 
     node: Node
     reason: str
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What the node reads, each once."""
+        """Names of the values read, each once."""
         return tuple(dict.fromkeys(n for n in self.node.inputs if n))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the node writes."""
+        """Names of the values written."""
         return tuple(n for n in self.node.outputs if n)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The node's name."""
+        """Name of the node."""
         return (self.node.name,)
 
 
 @dataclass(frozen=True)
 class FallbackSubgraph:
-    """Nodes another runtime computes; ``model`` is them as ONNX bytes."""
+    """Nodes that another runtime computes; ``model`` holds them as ONNX bytes."""
 
     model: bytes = field(repr=False)
     inputs: tuple[str, ...]
@@ -184,7 +184,7 @@ class FallbackSubgraph:
 
 
 class Named(Protocol):
-    """What every part tells, whatever it is: names read, names written, names of its nodes."""
+    """Protocol of parts: names of values read and written, and names of the nodes of origin."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ Part: TypeAlias = Computed | Alias | Concat | Function | Refused | FallbackSubgr
 
 
 def only(part: Computed, outputs: tuple[str, ...]) -> Computed:
-    """Return a part that computes no more than ``outputs``."""
+    """Return a part restricted to the stages that ``outputs`` need."""
     if len(part.stages) == 1 and outputs == part.outputs:
         return part
     wanted, kept = set(outputs), []

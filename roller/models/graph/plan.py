@@ -1,4 +1,4 @@
-"""A plan: a program whose values have places, ready to be run any number of times."""
+"""A plan: a program whose values have places in memory, ready to run repeatedly."""
 
 from __future__ import annotations
 
@@ -9,25 +9,19 @@ from roller.core.display import one_line
 from roller.errors import counted
 from roller.models.graph.steps import Program
 
-#: Where values may live.
+#: Memory spaces of values.
 INPUT, OUTPUT, ARENA, CONSTANT = "input", "output", "arena", "constant"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value lives.
+    """Location of a value.
 
     Parameters
     ----------
     space
-        ``"input"`` and ``"output"``: the array the caller passes or gets, number ``index``; ``"arena"``: the call's own
-        memory; ``"constant"``: the array ``name`` of the program.
-    index
-        Number of the input or output.
-    offset_bytes
-        First byte within that array.
-    name
-        Of the constant.
+        ``"input"`` and ``"output"``: the caller's array number ``index``; ``"arena"``: the call's own memory;
+        ``"constant"``: the constant ``name`` of the program.
     """
 
     space: str
@@ -38,18 +32,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about running a model but the kernels themselves.
+    """A runnable program without its kernels.
 
     Parameters
     ----------
     program
-        The steps as they run: joins that cost nothing have become views, the others copies.
-    places
-        Where each value lives.
+        The steps as they run: free joins have become views, the others copies.
     arena_bytes
-        Memory of one call beside its inputs and outputs.
+        Memory of one call in addition to its inputs and outputs.
     predicted_s
-        Predicted seconds by kernel key; empty where nothing was predicted.
+        Predicted seconds by kernel key; may be empty.
     """
 
     program: Program
@@ -58,6 +50,6 @@ class Plan:
     predicted_s: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Model, steps and memory on one line."""
+        """Return model, steps and memory on one line."""
         steps = counted(len(self.program.steps), "step")
         return one_line("Plan", f"{self.program.name or 'model'}: {steps}", f"{self.arena_bytes:,} bytes of its own")

@@ -1,4 +1,4 @@
-"""Plans as JSON data and back; constants and kernels are kept elsewhere."""
+"""Conversion of plans to JSON data and back; constants and kernels are stored separately."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from roller.models.graph.steps import (
     View,
 )
 
-#: Kinds of steps whose fields are plain data.
+#: Step classes by kind, for steps whose fields are plain data.
 _PLAIN: dict[str, type] = {"run": Run, "view": View, "join": Join, "copy": Copy}
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """Return a plan as JSON-ready data, without the arrays of its constants and the expressions of its kernels."""
+    """Return a plan as JSON data without the arrays of constants and the expressions of kernels."""
     program = plan.program
     return {
         "name": program.name,
@@ -47,7 +47,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_dict(data: Mapping[str, Any], constants: Mapping[str, np.ndarray], where: str = "plan") -> Plan:
-    """Rebuild a plan; ``where`` names the file in errors."""
+    """Rebuild a plan; errors name the file ``where``."""
     try:
         values = {n: Value(n, tuple(shape), dtype) for n, shape, dtype in data["values"]}
         held = {n: constants[n] for n in data["constants"]}
@@ -99,7 +99,7 @@ def _step_from_data(data: Any, where: str) -> Step:
 
 
 def _plain(value: Any) -> Any:
-    """Return an attribute as JSON data; what JSON has not is marked by its kind."""
+    """Return an attribute as JSON data; types that JSON lacks are tagged."""
     if isinstance(value, Mapping):
         return {"map": {str(k): _plain(v) for k, v in value.items()}}
     if isinstance(value, (tuple, list)):

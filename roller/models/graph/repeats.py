@@ -1,6 +1,6 @@
-"""Nodes that are like one before them but for names: layers repeat, and one of each kind is lowered and numbered.
+"""Reuses the lowering of nodes that equal an earlier node except for names, as in repeated layers.
 
-Asked of element-wise nodes of run time alone, of which large models have most.
+Only element-wise nodes are reused; large models consist mostly of these.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from roller.models.graph.steps import Value
 
 @dataclass
 class Repeats:
-    """One part of each kind of node, numbered, with the place of its names among the node's own."""
+    """One numbered part per kind of node, with the positions of its names among the node's names."""
 
     _known: dict[Hashable, tuple[Computed, tuple[int, ...]]] = field(default_factory=dict)
 
     def kind(self, node: Node, values: Mapping[str, Value], constants: Container[str]) -> Hashable | None:
-        """Return what nodes share that differ in names alone; ``None`` where constants or several results are in it."""
+        """Return the key of nodes that differ in names only; ``None`` for nodes with constants or several results."""
         if len(node.outputs) != 1 or not node.inputs:
             return None
         if any(not n or n in constants or n not in values for n in node.inputs) or node.outputs[0] not in values:
@@ -37,7 +37,7 @@ class Repeats:
         return node.domain, node.op, node.version, told, types, same
 
     def part(self, kind: Hashable, node: Node, origin: str) -> Computed | None:
-        """Return the part of a node where one of its kind is known."""
+        """Return the part of a node whose kind is known."""
         found = self._known.get(kind)
         if found is None:
             return None
@@ -46,7 +46,7 @@ class Repeats:
         return renamed(form, tuple(own[p] for p in places), (origin,))
 
     def learn(self, kind: Hashable, node: Node, parts: list[Part]) -> None:
-        """Remember what a node became, where that is one stage over its own names."""
+        """Remember the part of a node if it is one stage over the node's own names."""
         if len(parts) != 1 or not isinstance(parts[0], Computed) or len(parts[0].stages) != 1:
             return
         form, names = numbered(parts[0])
@@ -56,7 +56,7 @@ class Repeats:
 
 
 def renamed(form: Computed, names: tuple[str, ...], nodes: tuple[str, ...]) -> Computed:
-    """Return a numbered part of one stage under names; it knows what it is numbered."""
+    """Return a numbered part of one stage with new names; cache its numbered form."""
     (stage,) = form.stages
     count = len(form.reads)
     new = {f"#{k}": name for k, name in enumerate(names)}

@@ -1,7 +1,7 @@
-"""Row by row: a reduction and what reads it per row become one kernel (a normalisation spelled out in operators).
+"""Fuses a reduction with its reader row by row (a normalisation spelled out in operators).
 
-Mean, difference, mean of squares, root and quotient are five kernels as nodes and one as rows: every stage keeps its
-own columns, and the rows they all share bear one name.
+Mean, difference, mean of squares, root and quotient are five kernels as nodes and one as rows: every stage has its own
+columns, and all share the row axes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from roller.expr.scalar import FUNCTIONS, Call, walk
 from roller.models.graph import fusing
 from roller.models.graph.parts import Computed
 
-#: Functions of an element-wise stage that its readers may evaluate again.
+#: Most functions of an element-wise stage that its readers may recompute.
 _CHEAP = 4
 
 
 def joined(rows: Computed, reader: Computed) -> Computed | None:
-    """Return one part that computes ``rows`` and, row by row, the part that reads its result; ``None`` where none can.
-
-    Rows are the axes of the result that every load of it names in the same way; the others are columns.
-    """
+    """Return one part that computes ``rows`` and, row by row, its reader; ``None`` where rows do not match."""
+    # Rows are the axes of the result that all loads of it index in the same way; the other axes are columns.
     marked = fusing.marked(rows, reader)
     last = marked.stages[-1]
     shape = reader.shapes[last.name]
@@ -40,13 +38,13 @@ def joined(rows: Computed, reader: Computed) -> Computed | None:
     found = fusing.unmarked(out)
     if found is None:
         return None
-    # Row by row means the same rows: no template computes one reduction for several rows of another.
+    # All reductions must have the same rows: no template computes one reduction for several rows of another.
     rows_of = {frozenset(a.name for a in s.spatial_axes if a.extent > 1) for s in found.stages if s.combiner}
     return _without_cheap(found) if len(rows_of) <= 1 else None
 
 
 def _shared_rows(last: Stage, reader: Computed) -> dict[str, str]:
-    """Return the reader's name of every axis of a result that is a row to it."""
+    """Return the reader's name of each axis of a result that is a row axis of the reader."""
     found: dict[str, str] = {}
     uses = [(s, ld) for s in reader.stages for ld in s.loads if ld.tensor == last.name]
     for d, stored in enumerate(last.store):
@@ -57,14 +55,14 @@ def _shared_rows(last: Stage, reader: Computed) -> dict[str, str]:
         if len(names) != 1 or len(only.terms) != 1 or not only.is_axis(only.terms[0].axis):
             continue
         axis, row = stored.terms[0].axis, only.terms[0].axis
-        # A row of every stage that reads it, as long as the result is.
+        # The axis must be a spatial axis of equal extent in every stage that reads the result.
         if all(any(a.name == row and a.extent == last.extents[axis] for a in s.spatial_axes) for s, _ in uses):
             found[axis] = row
     return found if len(set(found.values())) == len(found) else {}
 
 
 def _renamed(s: Stage, rows: dict[str, str], taken: set[str]) -> Stage:
-    """Return a stage whose rows bear the reader's names and whose other axes none of them."""
+    """Return a stage with the reader's names for rows and unused names for its other axes."""
     names = dict(rows)
     for a in s.axes:
         name = a.name
@@ -80,7 +78,7 @@ def _renamed(s: Stage, rows: dict[str, str], taken: set[str]) -> Stage:
 
 
 def _without_cheap(part: Computed) -> Computed:
-    """Return a part whose cheap element-wise stages are computed where they are read."""
+    """Return a part whose cheap element-wise stages are inlined into their readers."""
     for s in part.stages[:-1]:
         if s.name in part.outputs or s.combiner is not None or not _is_cheap(s):
             continue
@@ -96,7 +94,7 @@ def _is_cheap(s: Stage) -> bool:
 
 
 def _substituted(part: Computed, s: Stage) -> list[Stage] | None:
-    """Return the stages without ``s``, its arithmetic where it was loaded."""
+    """Return the stages with ``s`` inlined into its readers; ``None`` if an access does not compose."""
     current = next(t for t in part.stages if t.name == s.name)
     possible = True
 

@@ -1,7 +1,7 @@
-"""When two parts become one: every rule takes a part and what reads it, and gives one part, a reason, or nothing.
+"""Fusion rules: each takes a part and its reader and returns one part, a reason for refusing, or ``None``.
 
-A part that results must still be of the structure its anchor had (a sum of products stays one that is tiled), so that
-every template that took the anchor takes it.
+A fused part must keep the structure of its anchor (a sum of products stays tiled), so that the same templates accept
+it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from roller.models.graph.unnamed_parts import Outcome
 
 Change: TypeAlias = Callable[[Computed], Computed]
 
-#: Nodes of one scalar tree: beyond, a chain is cut.
+#: Most nodes of one scalar tree; longer chains are not fused.
 _MOST_NODES = 128
-#: Loads of different tensors one kernel may have.
+#: Most tensors that one kernel loads.
 _MOST_TENSORS = 8
 
 _APART = "positions do not compose"
@@ -35,12 +35,12 @@ def is_movement(part: Computed) -> bool:
 
 
 def move_plainly(part: Computed, reader: Computed) -> Outcome:
-    """Put movement into its reader where its accesses stay affine."""
+    """Inline movement into its reader where accesses stay affine."""
     return _accepted(part, reader, _inlined(part, reader), _APART) if is_movement(part) else None
 
 
 def move_split(part: Computed, reader: Computed) -> Outcome:
-    """Put movement into its reader where splitting its axes makes accesses affine."""
+    """Inline movement into its reader where splitting the reader's axes makes accesses affine."""
     if not is_movement(part):
         return None
     new = _inlined(part, reader)
@@ -49,7 +49,7 @@ def move_split(part: Computed, reader: Computed) -> Outcome:
 
 
 def absorb(part: Computed, reader: Computed) -> Outcome:
-    """Let an anchor take the element-wise part that reads its result."""
+    """Append the element-wise part that reads an anchor's result."""
     if element_wise(part) is not None or element_wise(reader) is None:
         return None
     why = "the reader does not take every element once, in place"
@@ -57,29 +57,29 @@ def absorb(part: Computed, reader: Computed) -> Outcome:
 
 
 def chain_wide(part: Computed, reader: Computed) -> Outcome:
-    """As :func:`chain`, but for what narrows: it is less when it is stored, so its anchor may take it first."""
+    """Apply :func:`chain` except to narrowing parts, which their anchors may append to store fewer bytes."""
     return None if _growth(part) < 1 else chain(part, reader)
 
 
 def absorb_narrow(part: Computed, reader: Computed) -> Outcome:
-    """As :func:`absorb`, but for what widens: what reads that may take it, and read less."""
+    """Apply :func:`absorb` except to widening parts, which their readers may inline to load fewer bytes."""
     return None if element_wise(reader) is None or _growth(reader) > 1 else absorb(part, reader)
 
 
 def absorb_split_narrow(part: Computed, reader: Computed) -> Outcome:
-    """As :func:`absorb_split`, but for what widens."""
+    """Apply :func:`absorb_split` except to widening parts."""
     return None if element_wise(reader) is None or _growth(reader) > 1 else absorb_split(part, reader)
 
 
 def _growth(part: Computed) -> float:
-    """Return bytes of an element that a part writes, over those of the widest it reads that are as many."""
+    """Return the element size that a part writes over the largest it reads with as many elements."""
     stage = part.stages[-1]
     sizes = [DTYPE_BYTES[part.dtypes[t.name]] for t in part.reads if math.prod(t.shape) == stage.points]
     return DTYPE_BYTES[stage.output.dtype] / max(sizes, default=DTYPE_BYTES[stage.output.dtype])
 
 
 def absorb_split(part: Computed, reader: Computed) -> Outcome:
-    """Let an anchor take the element-wise part that reads its result, its axes split."""
+    """Append the element-wise part that reads an anchor's result, with its axes split."""
     if element_wise(part) is not None or element_wise(reader) is None:
         return None
     new = fusing.appended(part, reader)
@@ -87,16 +87,16 @@ def absorb_split(part: Computed, reader: Computed) -> Outcome:
 
 
 def chain(part: Computed, reader: Computed) -> Outcome:
-    """Put element-wise arithmetic into the element-wise arithmetic that reads it, in one place."""
+    """Inline element-wise arithmetic into element-wise arithmetic that reads it at one index."""
     if element_wise(part) is None or is_movement(reader):
         return None
-    # Read in several places, it may better end what it reads.
+    # A part read at several indices is better appended to its own producer.
     places = {ld.index for s in reader.stages for ld in s.loads if ld.tensor == part.outputs[0]}
     return chain_moved(part, reader) if len(places) == 1 else None
 
 
 def chain_moved(part: Computed, reader: Computed) -> Outcome:
-    """Put element-wise arithmetic into the movement that reads it, or into arithmetic, read in several places."""
+    """Inline element-wise arithmetic into movement, or into arithmetic that reads it at several indices."""
     into = reader.stages[-1]
     early = any(ld.tensor == part.outputs[0] for s in reader.stages[:-1] for ld in s.loads)
     if element_wise(part) is None or into.combiner is not None or early:
@@ -115,7 +115,7 @@ def _streams(part: Computed) -> bool:
 
 
 def prologue(part: Computed, reader: Computed) -> Outcome:
-    """Put cheap element-wise arithmetic into the reduction, row by row, that reads it."""
+    """Inline cheap element-wise arithmetic into the row-wise reduction that reads it."""
     if element_wise(part) is None or element_wise(reader) is not None:
         return None
     if not _runs_by_rows(reader):
@@ -127,7 +127,7 @@ def prologue(part: Computed, reader: Computed) -> Outcome:
 
 
 def share_rows(part: Computed, reader: Computed) -> Outcome:
-    """Let a reduction that runs row by row and what reads it run over the same rows in one kernel."""
+    """Fuse a row-wise reduction with a reader over the same rows."""
     if not _runs_by_rows(part) or not (_runs_by_rows(reader) or _streams(reader)):
         return None
     part, reader = settled(part), settled(reader)
@@ -135,7 +135,7 @@ def share_rows(part: Computed, reader: Computed) -> Outcome:
 
 
 def side_by_side(part: Computed, reader: Computed) -> Outcome:
-    """Compute element-wise arithmetic beside what it reads, where that is stored all the same for others."""
+    """Merge element-wise arithmetic with its producer where the producer's result is stored anyway."""
     if element_wise(part) is None or element_wise(reader) is None or is_movement(part):
         return None
     new = fusing.beside(part, reader)
@@ -145,7 +145,7 @@ def side_by_side(part: Computed, reader: Computed) -> Outcome:
 
 
 def tidy(part: Computed) -> Computed:
-    """Return a part in its simplest form (:func:`roller.models.graph.fusing.tidy`), or unchanged where that fails."""
+    """Return a simplified part, or the part itself where simplification fails."""
     try:
         return fusing.tidy(part)
     except ExprError:
@@ -153,12 +153,12 @@ def tidy(part: Computed) -> Computed:
 
 
 def started(part: Computed) -> Computed:
-    """Return a part as fusion starts with it: groups of a convolution are axes."""
+    """Return a part in the initial form of fusion: groups of a convolution are axes."""
     return tidy(fusing.with_affine_axes(part) or part)
 
 
 def settled(part: Computed) -> Computed:
-    """Return a part in the form its kernel is compiled from."""
+    """Return a part in the form in which its kernel is compiled."""
     try:
         return tidy(part).canonical
     except ExprError:
@@ -166,19 +166,19 @@ def settled(part: Computed) -> Computed:
 
 
 def _inlined(part: Computed, reader: Computed) -> Computed | None:
-    """Return a reader with a part in its loads; axes of element-wise ones are split as its accesses need."""
+    """Return a reader with a part inlined; element-wise readers get their axes split as needed."""
     new = fusing.inlined(part, reader)
     return new if new is None or element_wise(new) is None else fusing.with_affine_axes(new) or new
 
 
 def _arithmetic(part: Computed) -> tuple[int, int]:
-    """Return the functions a part evaluates per point, and those of them that take long."""
+    """Return the number of functions per point, and how many of them are slow."""
     calls = [n for s in part.stages for n in walk(s.body) if isinstance(n, Call)]
     return len(calls), sum(FUNCTIONS[c.fn].instruction_class == "special" for c in calls)
 
 
 def _accepted(part: Computed, reader: Computed, new: Computed | None, reason: str) -> Computed | str:
-    """Return a fused part in its simplest form, where templates take it as they took the reader, or its anchor."""
+    """Return the simplified fused part if its structure is its anchor's or else its reader's; otherwise a reason."""
     if new is None:
         return reason
     if any(size_of(s.body) > _MOST_NODES for s in new.stages) or len(new.reads) > _MOST_TENSORS:

@@ -1,11 +1,8 @@
-"""Co-scheduling: independent kernels that do not fill the device run side by side, as the paper does after Rammer.
+"""Co-scheduling: independent kernels that do not fill the device run concurrently, as in the paper, after Rammer.
 
-A kernel that is spread over all units pays to spread: threads are woken and waited for, tiles shrink, units idle at the
-end. Where kernels do not depend on each other each of them can have a share of the units instead. A model becomes
-*sections*: within one every lane runs a sequence of kernels that were constructed for its share, and reads only what
-earlier sections or the same lane have written; after it the lanes wait for each other once. Sections are grown
-greedily, the kernel on the longest way to the end first, and kept only where they are predicted to be faster than the
-same kernels one after another on the whole device. Everything is decided from predictions, before anything is built.
+A model is divided into *sections*: within one, each lane runs a sequence of kernels constructed for its share of the
+units and reads only values of earlier sections or its own; lanes synchronise at its end. Sections grow greedily, the
+kernel on the longest path to the end first, and are kept where they are predicted to be faster than serial kernels.
 """
 
 from __future__ import annotations
@@ -19,51 +16,51 @@ from roller.models.graph.dependencies import Dependencies, live_bytes
 from roller.models.graph.steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Step, View
 from roller.models.graph.weights import by_constants, large_constants, reloaded_bytes, resident_bytes
 
-#: Steps a section takes at most, per lane.
+#: Most steps of a section, per lane.
 _LONGEST = 256
-#: Steps per lane that a section is grown on without gaining more.
+#: Steps per lane for which a section grows without further gain.
 _PATIENCE = 8
-#: Of the steps a section was tried with in vain, one of so many then runs alone before the next try.
+#: After a section that gained nothing, one in this many of its steps runs alone before the next attempt.
 _RETREAT = 8
-#: Predicted gain of a section below which its kernels stay one after another: what predictions of a ratio are good for.
+#: Smallest predicted relative gain of a section: about the error of predicted ratios.
 LEAST_GAIN = 0.05
-#: Another order may take this much more memory for values than the one it replaces, this part of the constants', or
-#: this many bytes.
+#: A new order may need this multiple of the old order's memory for values, this part of the constants' bytes, or this
+#: many bytes, whichever is largest.
 _MORE_MEMORY, _OF_CONSTANTS, _FREE_BYTES = 1.25, 1 / 8, 1 << 20
-#: How far ahead of the others a section may run, as parts of the longest way through the model; less takes less memory.
+#: How far a section may run ahead, as fractions of the critical path; smaller values need less memory.
 AHEAD = (1.0, 1 / 16, 1 / 64, 1 / 256)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What kernels are predicted to take, by key (seconds).
+    """Predicted costs of kernels by key.
 
     Parameters
     ----------
     whole_s
-        On the whole device; kernels that are not named count for nothing.
+        Seconds on the whole device; missing kernels count as 0.
     share_s
-        On the share of one lane; kernels that are not named stay out of lanes.
+        Seconds on one lane's share; missing kernels do not run in lanes.
     sync_s
-        To start the lanes of a section and to see the last one end.
+        Seconds to start the lanes of a section and wait for the last one.
     lanes
         Lanes of a section.
     units
-        Units of a lane, as its kernels are constructed for them.
+        Units per lane.
     common_s
-        How long a kernel keeps busy what all lanes share (memory, common caches): lanes cannot overlap that.
+        Seconds that a kernel occupies resources shared by all lanes (memory, shared caches), which do not overlap.
     bytes_per_s
         Of copies.
     kept_bytes
-        Constants that predictions find in a cache, as far as no more than these were read since.
+        Bytes of constants that stay cached, which predictions assume for all constants.
     reload_bytes_per_s
-        Of those that are in no cache.
+        Of constants that were evicted.
     least_gain
-        Predicted gain of a whole model below which it stays as it is: what the ratio of two predictions may be off by.
+        Smallest predicted relative gain of a whole model: about the error of the ratio of two predictions.
     own_bytes
-        Constants a core keeps for itself, where predictions find them in no nearer cache than the common one.
+        Bytes of constants that a core's own cache keeps, where predictions assume a shared cache.
     own_s_per_byte
-        What a byte found there saves: a step with the whole device, and one in a lane.
+        Seconds saved per byte found in the core's own cache: for a step on the whole device, and for one in a lane.
     """
 
     whole_s: Mapping[str, float]
@@ -80,19 +77,19 @@ class Costs:
     own_s_per_byte: tuple[float, float] = (0.0, 0.0)
 
     def whole(self, step: Step) -> float:
-        """Return the seconds of a step that has the device to itself."""
+        """Return the seconds of a step alone on the device."""
         return self.whole_s.get(step.kernel, 0.0) if isinstance(step, Run) else self._moved(step)
 
     def share(self, step: Step) -> float | None:
-        """Return the seconds of a step in a lane; ``None`` where it stays out of lanes."""
+        """Return the seconds of a step in a lane; ``None`` where it must not run in lanes."""
         if isinstance(step, Run):
             found = self.share_s.get(step.kernel)
-            # What is sped up by more units than it is given more of cannot gain from having fewer.
+            # A kernel with superlinear speed-up loses on fewer units.
             return found if found is not None and found < self.lanes * self.whole(step) else None
         return self._moved(step) if isinstance(step, (View, Copy)) else None
 
     def common(self, step: Step) -> float:
-        """Return the seconds a step keeps busy what all lanes share."""
+        """Return the seconds that a step occupies resources shared by all lanes."""
         return self.common_s.get(step.kernel, 0.0) if isinstance(step, Run) else self._moved(step)
 
     def _moved(self, step: Step) -> float:
@@ -101,16 +98,16 @@ class Costs:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What co-scheduling made of a program.
+    """Result of co-scheduling.
 
     Parameters
     ----------
     program
-        With sections; the very program that was given where none was predicted to gain.
+        With sections; the same object as the input if no section was predicted to gain.
     serial_s, together_s
-        Predicted seconds of all kernels one after another, and of the program.
+        Predicted seconds of all kernels in sequence, and of ``program``.
     sections, runs
-        Sections, and kernels that run in them.
+        Numbers of sections, and of kernels that run in them.
     """
 
     program: Program
@@ -121,7 +118,7 @@ class Outcome:
 
 
 def share_key(key: str, units: int) -> str:
-    """Return the key of a kernel constructed for a share of the units: another kernel than that of the whole device.
+    """Return the key of a kernel constructed for a share of the units.
 
     Examples
     --------
@@ -132,10 +129,7 @@ def share_key(key: str, units: int) -> str:
 
 
 def coschedule(program: Program, costs: Costs) -> Outcome:
-    """Return the program with independent kernels side by side wherever that is predicted to be faster.
-
-    Takes O(n log n) for n steps. Steps change their order only where the new order needs about as much memory.
-    """
+    """Return the program with sections where these are predicted to be faster; O(n log n) for n steps."""
     serial_s = sum(costs.whole(s) for s in program.steps) + _weights_s(program, program.steps, costs)
     unchanged = Outcome(program, serial_s, serial_s)
     if costs.lanes < 2 or not costs.share_s:
@@ -162,24 +156,24 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
 
 
 def most_live_bytes(program: Program) -> float:
-    """Return how many bytes of values another order of a program's steps may need at the same time."""
+    """Return the most live bytes that a new order of a program's steps may need."""
     constants = sum(program.values[n].nbytes for n in program.constants)
     return max(_FREE_BYTES, _OF_CONSTANTS * constants, _MORE_MEMORY * live_bytes(program, program.steps))
 
 
 def _weights_s(program: Program, steps: Iterable[Step], costs: Costs) -> float:
-    """Return the seconds by which constants take longer than predicted, because of the order of steps; or less long."""
+    """Return the change in seconds of reading constants that the order of steps causes."""
     order = list(steps)
     reload_s = reloaded_bytes(program, order, costs.kept_bytes) / costs.reload_bytes_per_s
     if not costs.own_bytes:
         return reload_s
     alone, inside = resident_bytes(program, order, costs.own_bytes, costs.lanes)
-    # Lanes save side by side.
+    # Lanes save concurrently.
     return reload_s - alone * costs.own_s_per_byte[0] - inside * costs.own_s_per_byte[1] / costs.lanes
 
 
 def _kernels(program: Program, steps: Iterable[Step], costs: Costs) -> dict[str, KernelSource]:
-    """Return the kernels that the steps need, those for a share among them."""
+    """Return the kernels that the steps need, including those for a share."""
     shares = {share_key(key, costs.units): replace(source, units=costs.units)
               for key, source in program.kernels.items()}  # fmt: skip
     every = {**program.kernels, **shares}
@@ -188,7 +182,7 @@ def _kernels(program: Program, steps: Iterable[Step], costs: Costs) -> dict[str,
 
 
 class _Scheduler:
-    """Steps that are ready, in two orders: as they were given, and by the longest way to the end."""
+    """Builds sections from ready steps, kept in program order and by the longest path to the end."""
 
     def __init__(self, program: Program, costs: Costs, ahead: float) -> None:
         steps = self.steps = program.steps
@@ -206,7 +200,7 @@ class _Scheduler:
         self._ready([i for i, n in enumerate(self.missing) if n == 0])
 
     def run(self) -> None:
-        """Put every step into ``out``, in sections where they gain."""
+        """Move every step to ``out``, in sections where these gain."""
         while self.by_place:
             if self.done[self.by_place[0]]:
                 heapq.heappop(self.by_place)
@@ -225,7 +219,7 @@ class _Scheduler:
                     self._alone(heapq.heappop(self.by_place))
 
     def _keep(self, section: _Section) -> bool:
-        """Take over the part of a section that gains most, if it gains; what is beyond that part stays ready."""
+        """Take the prefix of a section with the largest gain, if any; return whether there was one."""
         kept = section.order[: section.best]
         lanes: list[list[int]] = [[] for _ in range(self.costs.lanes)]
         for i, lane in kept:
@@ -242,7 +236,7 @@ class _Scheduler:
         return bool(kept)
 
     def _shared(self, i: int) -> Step:
-        """Return a step as it stands in a lane."""
+        """Return a step as it runs in a lane."""
         step = self.steps[i]
         return replace(step, kernel=share_key(step.kernel, self.costs.units)) if isinstance(step, Run) else step
 
@@ -262,7 +256,7 @@ class _Scheduler:
         self._ready(ready)
 
     def _ready(self, steps: Iterable[int]) -> None:
-        """Note steps that may run; what costs no kernel runs at once, so that it holds up nothing."""
+        """Enter ready steps; views and joins, which run no kernel, complete at once."""
         for i in steps:
             if isinstance(self.steps[i], (View, Join)):
                 self._alone(i)
@@ -273,7 +267,7 @@ class _Scheduler:
 
 
 class _Section:
-    """One section while it grows: the emptiest lane takes the next step, that with the longest way to the end."""
+    """A growing section: the least loaded lane takes the ready step with the longest path to the end."""
 
     def __init__(self, scheduler: _Scheduler) -> None:
         self._s, count = scheduler, scheduler.costs.lanes
@@ -289,7 +283,7 @@ class _Section:
         self._least = -first[0] - scheduler.ahead_s if first else 0.0
 
     def grow(self) -> None:
-        """Place steps until no lane has any, or more of them gain nothing."""
+        """Place steps until no lane has any left or further steps gain nothing."""
         lanes = range(len(self._load))
         for size in range(_LONGEST * len(lanes)):
             if size - self.best > _PATIENCE * len(lanes):
@@ -302,17 +296,17 @@ class _Section:
             else:
                 return
             if size == 0 and self._from_all() is None:
-                return  # all that could follow would stay in one lane
+                return  # all further steps would run in the same lane
 
     def _from_all(self) -> tuple[float, int] | None:
-        """Return the first of the steps that any lane may take, with what it is ordered by."""
+        """Return the first step that any lane may take, with its sort key."""
         heap = self._s.by_length
         while heap and (self._s.done[heap[0][1]] or heap[0][1] in self._lane):
             heapq.heappop(heap)
         return heap[0] if heap else None
 
     def _next(self, lane: int) -> int | None:
-        """Take the next step of a lane: one that it alone may take comes first among equals."""
+        """Take a lane's next step; among equals, one that only this lane may take."""
         own, every = self._own[lane], self._from_all()
         if every is not None and -every[0] < self._least:
             every = None

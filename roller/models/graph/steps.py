@@ -1,7 +1,7 @@
-"""What a model is once it is taken apart: values, constants, and steps in an order that may run.
+"""Lowered models: values, constants, and steps in a valid order.
 
-The same steps go from the partition of a graph to the plan that is saved and run; what a plan adds is where every
-value lives (:mod:`roller.models.graph.plan`). Everything here is plain data: frozen, JSON-ready but for the constants.
+Steps go unchanged from a graph's partition to the saved plan, which adds the places of values
+(:mod:`roller.models.graph.plan`). All classes are frozen, JSON-ready data except for constants.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roller.expr import TensorExpr
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that passes between steps.
+    """A tensor passed between steps.
 
     Parameters
     ----------
@@ -44,23 +44,18 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """Size in bytes."""
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class DynamicOutput:
-    """An output whose shape only a run knows: no memory is planned for it, and a :class:`Foreign` step writes it.
+    """An output whose shape is known only at run time: it has no planned memory, and a :class:`Foreign` step writes it.
 
     Parameters
     ----------
-    name
-        Unique in its model.
     dims
-        What is known of its shape: elements per dimension, ``None`` for those that are not; ``None`` where not even
-        their number is.
-    dtype
-        As of :class:`Value`.
+        Elements per dimension, ``None`` for unknown ones; ``None`` altogether for an unknown rank.
     """
 
     name: str
@@ -70,20 +65,18 @@ class DynamicOutput:
 
 @dataclass(frozen=True)
 class Run:
-    """One compiled kernel.
+    """One launch of a compiled kernel.
 
     Parameters
     ----------
     label
-        What it computes, for people (``"conv1 + relu1"``).
+        Readable name (``"conv1 + relu1"``).
     kernel
-        Key of the kernel: equal subgraphs share it.
-    inputs
-        Values or constants, one per input of the kernel's expression, in its order.
-    outputs
-        Values it writes, one per output of the expression.
+        Key of the kernel; equal subgraphs share it.
+    inputs, outputs
+        Names of values or constants in the order of the kernel's expression.
     nodes
-        Names of the nodes of the graph it stands for.
+        Names of the graph nodes that the kernel computes.
     """
 
     label: str
@@ -95,7 +88,7 @@ class Run:
 
 @dataclass(frozen=True)
 class View:
-    """``target`` is memory of ``source`` from ``offset_bytes`` on: a reshape, or a contiguous part. Costs nothing."""
+    """``target`` is the memory of ``source`` from ``offset_bytes`` on: a reshape or a contiguous part, at no cost."""
 
     source: str
     target: str
@@ -104,10 +97,7 @@ class View:
 
 @dataclass(frozen=True)
 class Join:
-    """``target`` is its sources side by side along ``axis``.
-
-    Where they lie in one piece (nothing but 1 before the axis) the memory plan lets their producers write there.
-    """
+    """``target`` concatenates its sources along ``axis``; contiguous sources are written in place."""
 
     sources: tuple[str, ...]
     target: str
@@ -116,7 +106,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Copy:
-    """``rows`` runs of ``row_bytes`` from ``source`` to ``target``, each with its own first byte and pitch (bytes)."""
+    """Copies ``rows`` runs of ``row_bytes`` from ``source`` to ``target``, with offsets and pitches in bytes."""
 
     source: str
     target: str
@@ -130,10 +120,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of :mod:`roller.models.session.library`, computed by the array module of the device (NumPy, CuPy).
-
-    For what no tensor expression is: indices that are data, sorting, shapes of results that depend on values.
-    """
+    """A function of :mod:`roller.models.session.library`, for operators that no tensor expression describes."""
 
     function: str
     inputs: tuple[str, ...]
@@ -144,7 +131,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A subgraph that another runtime computes (``fallback="onnxruntime"``); ``model`` is it as ONNX bytes."""
+    """A subgraph that another runtime computes (``fallback="onnxruntime"``); ``model`` holds it as ONNX bytes."""
 
     runtime: str
     model: bytes = field(repr=False)
@@ -155,13 +142,7 @@ class Foreign:
 
 @dataclass(frozen=True)
 class ParallelGroup:
-    """Lanes that run at the same time, each a sequence of steps: no lane reads what another one writes.
-
-    Parameters
-    ----------
-    lanes
-        The steps of each.
-    """
+    """Lanes that run concurrently, each a sequence of steps; no lane reads a value that another one writes."""
 
     lanes: tuple[tuple[Step, ...], ...]
 
@@ -175,20 +156,16 @@ class Program:
 
     Parameters
     ----------
-    name
-        Of the model, for people.
     inputs, outputs
-        Names of the values a caller passes and gets, in order.
+        Names of the values that a caller passes and receives, in order.
     values
-        Every value by name: inputs, outputs and what lies between; constants too.
-    constants
-        Arrays by name; what kernels take as constants are among them.
+        All values by name, including constants.
     steps
         In an order in which every value is written before it is read.
     kernels
-        The expression of every kernel by key, and the names (of ``expr.inputs``) that are constant.
+        Sources of the kernels by key.
     loose
-        Outputs of which only a run knows the shape; they are no ``values``.
+        Outputs whose shape is known only at run time; ``values`` lacks them.
     """
 
     name: str
@@ -201,24 +178,22 @@ class Program:
     loose: Mapping[str, DynamicOutput] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Name and size on one line."""
+        """Return the name and the numbers of kernels and steps on one line."""
         kernels, steps = counted(len(self.kernels), "kernel"), counted(len(self.steps), "step")
         return one_line("Program", f"{self.name or 'model'}: {kernels} in {steps}")
 
 
 @dataclass(frozen=True)
 class KernelSource:
-    """What a kernel is compiled from.
+    """Input of a kernel's compilation.
 
     Parameters
     ----------
-    expression
-        What it computes.
     constants
-        Names of the inputs that never change.
+        Names of the constant inputs of ``expression``.
     units
-        Units of the device it is constructed for, where it has but a share of them: lanes of a :class:`ParallelGroup`.
-        On a CPU such a kernel starts no threads of its own. ``None`` is all of them.
+        Units of the device for a kernel in a lane of a :class:`ParallelGroup`; ``None`` for all. On a CPU such a kernel
+        starts no threads.
     """
 
     expression: TensorExpr
@@ -227,7 +202,7 @@ class KernelSource:
 
 
 def reads(step: Step) -> tuple[str, ...]:
-    """Return the names a step reads, each once."""
+    """Return the names that a step reads, each once."""
     if isinstance(step, ParallelGroup):
         return tuple(dict.fromkeys(n for lane in step.lanes for s in lane for n in reads(s)))
     if isinstance(step, Join):
@@ -238,14 +213,14 @@ def reads(step: Step) -> tuple[str, ...]:
 
 
 def writes(step: Step) -> tuple[str, ...]:
-    """Return the names a step writes."""
+    """Return the names that a step writes."""
     if isinstance(step, ParallelGroup):
         return tuple(dict.fromkeys(n for lane in step.lanes for s in lane for n in writes(s)))
     return (step.target,) if isinstance(step, (View, Join, Copy)) else tuple(n for n in step.outputs if n)
 
 
 def runs_of(steps: Iterable[Step]) -> Iterator[Run]:
-    """Yield every kernel step, those of lanes too."""
+    """Yield every kernel step, including those in lanes."""
     for step in steps:
         if isinstance(step, ParallelGroup):
             for lane in step.lanes:

@@ -1,7 +1,7 @@
-"""Parts without their names: layers and steps repeat, and what fuses once need not be worked out again.
+"""Parts as numbered forms with names: rules are applied once per pair of forms, because layers repeat.
 
-A :class:`Piece` is a form (a part whose tensors are numbered) and the names the numbers stand for. A rule that was
-applied to two forms that read each other in the same way is remembered, whatever its outcome.
+A :class:`Piece` is a form (a part with numbered tensors) and the names of the numbers. The result of a rule on two
+forms that read each other in the same way is cached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller.expr import Const, Load, transform, walk
 from roller.models.graph.kernels import numbered
 from roller.models.graph.parts import Computed
 
-#: What a rule makes of two parts: one part, why not, or nothing to say.
+#: Result of a rule on two parts: the fused part, a reason for refusing, or ``None`` where the rule does not apply.
 Outcome: TypeAlias = Computed | str | None
 Rule: TypeAlias = Callable[[Computed, Computed], Outcome]
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"@(\d+)(.*)", re.DOTALL)
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part: its form, and the names of the form's tensors (what it reads first, then what its stages write)."""
+    """A numbered form with the names of its tensors, first inputs, then results of stages."""
 
     form: Computed
     names: tuple[str, ...]
@@ -33,26 +33,26 @@ class Piece:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names read."""
+        """Names of the values read."""
         return self.names[: len(self.form.reads)]
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names others read."""
+        """Names of the values written."""
         return tuple(self.names[int(o[1:])] for o in self.form.outputs)
 
 
 @dataclass
 class Forms:
-    """All forms of a model, each once, and what rules made of them."""
+    """All distinct forms of a model, and cached results of rules."""
 
     _known: dict[tuple[Computed, bool], Computed] = field(default_factory=dict)
     _same: dict[int, tuple[Computed, Computed]] = field(default_factory=dict)
     _made: dict[tuple[object, ...], tuple[Computed, tuple[str, ...]] | str | None] = field(default_factory=dict)
 
     def piece(self, part: Computed) -> Piece:
-        """Return the piece that a part is."""
-        known = part.__dict__.get("numbered")  # of a node like one before it
+        """Return a part as a piece."""
+        known = part.__dict__.get("numbered")  # set for repeated nodes
         if known is None:
             form, names = numbered(part)
             return Piece(self._once(form), names, part.nodes)
@@ -62,12 +62,13 @@ class Forms:
         return Piece(self._same[id(form)][1], names, part.nodes)
 
     def _once(self, form: Computed) -> Computed:
-        """Return the first form equal to this one; numbers are equal whose zeros have other signs."""
+        """Return the first form equal to this one."""
+        # Zeros of different sign are equal numbers but make different forms.
         zeros = (n.value for s in form.stages for n in walk(s.body) if isinstance(n, Const) and n.value == 0)
         return self._known.setdefault((form, any(math.copysign(1, z) < 0 for z in zeros)), form)
 
     def changed(self, change: Callable[[Computed], Computed], piece: Piece) -> Piece:
-        """Return what a function makes of a piece."""
+        """Return the result of a function on a piece."""
         key = (change, id(piece.form))
         if key not in self._made:
             joint = {n: k for k, n in enumerate(piece.names)}
@@ -77,7 +78,7 @@ class Forms:
         return self._filled(found, piece.names, piece.nodes)
 
     def joined(self, rule: Rule, one: Piece, other: Piece) -> Piece | str | None:
-        """Return what a rule makes of two pieces."""
+        """Return the result of a rule on two pieces."""
         joint = {n: k for k, n in enumerate(dict.fromkeys((*one.names, *other.names)))}
         key = (rule, id(one.form), id(other.form), tuple(joint[n] for n in other.names))
         if key not in self._made:
@@ -98,14 +99,14 @@ class Forms:
 
 
 def _filled(pattern: str, names: Sequence[str]) -> str:
-    """Return a name like ``@3/acc`` with the third name in its place."""
+    """Return a pattern like ``@3/acc`` with the name at position 3 inserted."""
     match = _NAME.fullmatch(pattern)
     assert match is not None, pattern
     return names[int(match[1])] + match[2]
 
 
 def _named(piece: Piece, joint: dict[str, int]) -> Computed:
-    """Return a piece as a part whose tensors are named ``@0``, ``@1`` ... by their place among the names of two."""
+    """Return a piece as a part with tensors ``@0``, ``@1`` ..., numbered by ``joint`` over both parts."""
     names = {f"#{k}": f"@{joint[n]}" for k, n in enumerate(piece.names)}
     form = piece.form
 

@@ -1,4 +1,4 @@
-"""Weights and caches: an order of steps that reads the same ones again soon, and what has to come from memory anew."""
+"""Reuse of weights in caches: orders of steps that reread weights soon, and bytes reloaded from memory."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from statistics import median_low
 from roller.models.graph.dependencies import Dependencies
 from roller.models.graph.steps import ParallelGroup, Program, Run, Step, View, reads, writes
 
-#: Constants from this size on are worth staying in a core's caches for (bytes): smaller ones always do.
+#: Smallest constant in bytes that affects the order of steps: smaller ones stay in a core's caches anyway.
 _LARGE_BYTES = 1 << 15
 
 
 def large_constants(program: Program) -> list[str | None]:
-    """Return per step the largest constant it reads; ``None`` where it reads none that counts."""
+    """Return per step the largest large constant that it reads; ``None`` for none."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
     found = [max((n for n in reads(s) if n in sizes), key=sizes.__getitem__, default=None) for s in program.steps]
     return [n if n is not None and sizes[n] >= _LARGE_BYTES else None for n in found]
 
 
 def by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[str | None]) -> list[int]:
-    """Return the steps of a lane in an order that reads the same weights again while a core's caches still hold them.
-
-    A step with the weights of the last one comes next; else one without weights, which others may wait for; else the
-    first as the lane was given.
+    """Return a lane's steps in an order that rereads weights while a core's caches hold them.
 
     Examples
     --------
@@ -36,6 +33,8 @@ def by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[s
     >>> by_constants([0, 2, 1, 3], graph, ["w", "w", "r", "r"])
     [0, 1, 2, 3]
     """
+    # Next comes a step with the weights of the last one; else one without weights, for which others may wait; else the
+    # first in the given order.
     place = {i: n for n, i in enumerate(lane)}
     missing = {i: sum(b in place for b in graph.before[i]) for i in lane}
     ready: dict[str | None, list[int]] = defaultdict(list)
@@ -69,26 +68,21 @@ def by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[s
 
 
 def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -> float:
-    """Return the bytes of constants a call loads anew, where a cache keeps the last ``kept_bytes`` of them.
-
-    Calls follow each other: what the end of one leaves in the cache is there for the next.
-    """
+    """Return the bytes of constants that a call reloads if a cache keeps the last ``kept_bytes`` of constants."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
     if sum(sizes.values()) <= kept_bytes:
         return 0.0
     read = [(n, float(sizes[n])) for step in _as_they_run(steps) for n in reads(step) if n in sizes]
     cache = _Cache(kept_bytes)
-    for _ in range(2):
+    for _ in range(2):  # the second call finds the constants that the first one left
         missed = sum(size for name, size in read if not cache.read(name, size))
     return missed
 
 
 def resident_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, lanes: int) -> tuple[float, float]:
-    """Return the bytes of constants that steps alone, and steps of lanes, find in the cores' own caches.
-
-    A step that has all cores leaves a part of its weights with each; one in a lane leaves all of them with its core.
-    """
+    """Return the constant bytes that steps outside and inside lanes find in the cores' own caches."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
+    # A step on all cores leaves a part of its weights in each cache; a step in a lane leaves all in its core's.
     cores, alone, inside = [_Cache(kept_bytes) for _ in range(lanes)], 0.0, 0.0
     for step in steps:
         if isinstance(step, ParallelGroup):
@@ -103,12 +97,9 @@ def resident_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, l
 
 
 def passing_bytes(program: Program) -> dict[str, int]:
-    """Return per kernel with constants the bytes that a model's calls touch between two reads of these constants.
-
-    What is constant is read again by the next call, if not earlier; a kernel that runs often has the median of its
-    runs. Values are counted as they are read and written, but all together no more than the largest step has of them:
-    their memory is used again.
-    """
+    """Return per kernel with constants the bytes that calls touch between two reads of these constants."""
+    # The median of a kernel's runs counts. Each read and write of a value counts, up to the largest step's bytes of
+    # values in total, because the memory of values is reused.
     sizes = {name: value.nbytes for name, value in program.values.items()} | dict.fromkeys(program.loose, 0)
     steps = [s for s in _as_they_run(program.steps) if not isinstance(s, View)]
     touched = [tuple(dict.fromkeys((*reads(s), *writes(s)))) for s in steps]
@@ -129,14 +120,14 @@ def passing_bytes(program: Program) -> dict[str, int]:
 
 
 class _Cache:
-    """The constants read last, as many bytes of them as it keeps."""
+    """Least recently used cache of constants."""
 
     def __init__(self, kept_bytes: float) -> None:
         self._kept, self._held = kept_bytes, 0.0
         self._sizes: OrderedDict[str, float] = OrderedDict()
 
     def read(self, name: str, size: float) -> bool:
-        """Read a constant; whether it was there."""
+        """Read a constant and return whether it was cached."""
         if name in self._sizes:
             self._sizes.move_to_end(name)
             return True
@@ -149,7 +140,7 @@ class _Cache:
 
 
 def _as_they_run(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield steps in the order they run, lanes in turn."""
+    """Yield steps in order, steps of lanes in turn."""
     for step in steps:
         if isinstance(step, ParallelGroup):
             yield from (s for turn in zip_longest(*step.lanes) for s in turn if s is not None)

@@ -1,1 +1,1 @@
-"""From an ONNX model to a plan of kernels: reader, operators, partition, batch compilation."""
+"""ONNX models: reading, operator lowerings, simplification and partition into kernels."""

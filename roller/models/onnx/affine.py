@@ -1,4 +1,4 @@
-"""Per-channel scales and shifts (batch normalisation, biases) folded into the weights of the operator before them."""
+"""Folds per-channel scales and shifts (batch normalisation, biases) into the weights of the preceding operator."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roller.core.dtypes import FLOATS, NARROW_FLOATS
 from roller.models.graph.nodes import Node
 from roller.models.onnx.draft import Draft
 
-#: Weights that other nodes read too are scaled into a copy only up to here.
+#: Most bytes of weights that are copied because other nodes read them too.
 _COPY_BYTES = 1 << 26
-#: Shifts of which no more than this part is left cancel each other.
+#: Two shifts cancel where their sum is at most this fraction of the larger one.
 _LEFT = 2.0**-10
 
 
@@ -23,16 +23,14 @@ class Affine:
 
     Parameters
     ----------
-    source, output
-        Names of values of one shape.
     scale, shift
-        Of shape ``(channels,)``, or ``(1,)`` where one number serves all; ``None`` for 1 and 0.
+        Shape ``(channels,)``, or ``(1,)`` for a single number; ``None`` for 1 and 0.
     axis
-        Of the channels, from the front; ``None`` where both are single numbers.
+        Axis of the channels, from the front; ``None`` where both are single numbers.
     origin
-        The node it stands for; ``None`` where it stands for several, or for one that is better written this way.
+        The node that it represents; ``None`` where it represents several nodes, or one that is rewritten.
     name, version
-        Of the nodes it becomes.
+        Name and operator set version of the nodes that it becomes.
     """
 
     source: str
@@ -46,7 +44,7 @@ class Affine:
 
 
 def fold_affine(draft: Draft) -> bool:
-    """Fold scales and shifts in place; return whether anything changed."""
+    """Fold scales and shifts in place; return whether the draft changed."""
     users = draft.users()
     placed: list[Node | Affine] = []
     writer: dict[str, int] = {}
@@ -80,7 +78,7 @@ def _outputs(item: Node | Affine) -> tuple[str, ...]:
 
 
 def _affine(draft: Draft, node: Node) -> Affine | None:
-    """Return a node as a scale and a shift of one of its inputs, ``None`` where it is none."""
+    """Return a node as a scale and a shift of one of its inputs; ``None`` for other nodes."""
     if node.domain or not any(node.outputs[:1]) or draft.values[node.outputs[0]].dtype not in FLOATS:
         return None
     if node.op == "BatchNormalization":
@@ -117,7 +115,7 @@ def _terms(op: str, position: int, numbers: np.ndarray) -> tuple[np.ndarray | No
 
 
 def _channels(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, int | None] | None:
-    """Return a constant as numbers along one axis of ``shape``, ``None`` where it varies along several."""
+    """Return a constant as numbers along one axis of ``shape``; ``None`` where it varies along several."""
     if array.ndim > len(shape) or array.size == 0:
         return None
     wide = (1,) * (len(shape) - array.ndim) + array.shape
@@ -128,11 +126,8 @@ def _channels(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, in
 
 
 def _normalisation(draft: Draft, node: Node) -> Affine | None:
-    """Return a batch normalisation at inference as a scale and a shift.
-
-    One of floats of fewer than 32 bits stays what it is: its lowering keeps both in float32.
-    """
-    if draft.values[node.outputs[0]].dtype in NARROW_FLOATS:
+    """Return a batch normalisation in inference as a scale and a shift."""
+    if draft.values[node.outputs[0]].dtype in NARROW_FLOATS:  # its own lowering computes in float32
         return None
     parts = [draft.known(node, p) for p in range(1, 5)]
     training = node.attributes.get("training_mode", 0) or not node.attributes.get("spatial", 1)
@@ -150,7 +145,7 @@ def _normalisation(draft: Draft, node: Node) -> Affine | None:
 def _absorbed(
     draft: Draft, before: Node | Affine, affine: Affine, users: dict[str, int]
 ) -> tuple[Node | Affine, ...] | None:
-    """Return what replaces the writer of the source: it alone, or it and what is left; ``None`` where both stay."""
+    """Return what replaces the writer of the source: one item, or one and the rest; ``None`` where both stay."""
     if isinstance(before, Affine):
         return _composed(before, affine)
     rule = None if before.domain else _LINEAR.get(before.op)
@@ -158,18 +153,15 @@ def _absorbed(
         return None
     weights = draft.known(before, 1)
     if affine.scale is not None and draft.values[affine.output].dtype in NARROW_FLOATS:
-        return None  # weights would be rounded once more, alike for all the results they make
+        return None  # weights would be rounded once more, an error common to all their results
     if weights is None or (affine.scale is not None and users[before.inputs[1]] > 1 and weights.nbytes > _COPY_BYTES):
         return None
     return rule(draft, before, weights, affine)
 
 
 def _composed(first: Affine, second: Affine) -> tuple[Affine] | None:
-    """Return two affine maps as one, where their channels lie along one axis.
-
-    A product and the sum after it are two nodes either way, and stay as they are; so do two operators of the model,
-    which round one after the other.
-    """
+    """Return two affine maps as one, if their channels lie along one axis."""
+    # A product and the sum after it remain two nodes; two operators of the model round separately and are kept.
     if (first.shift is None and second.scale is None) or (first.origin is not None and second.origin is not None):
         return None
     if first.axis is not None and second.axis is not None and first.axis != second.axis:
@@ -185,12 +177,10 @@ def _composed(first: Affine, second: Affine) -> tuple[Affine] | None:
 
 
 def _cancel(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    """Return whether next to nothing is left of a sum of shifts somewhere: the first rounds, and the second shows it.
-
-    So are numbers rounded to whole ones, by adding ``1.5 * 2^23`` and subtracting it again.
-    """
+    """Whether two shifts nearly cancel somewhere, so that the rounding of the first determines the sum."""
     if one is None or other is None:
         return False
+    # For example rounding to integers by adding and subtracting ``1.5 * 2^23``.
     with np.errstate(invalid="ignore"):  # infinities cancel as well
         left, largest = np.abs(one + other), np.maximum(np.abs(one), np.abs(other))
         return bool((~(left > largest * _LEFT) & (largest > 0)).any())
@@ -201,7 +191,7 @@ def _product(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | N
 
 
 def _written(draft: Draft, item: Node | Affine) -> list[Node]:
-    """Return the nodes of an item: itself, or a product and a sum with constants."""
+    """Return the nodes of an item: the node itself, or a product and a sum with constants."""
     if isinstance(item, Node):
         return [item]
     if item.origin is not None:
@@ -215,7 +205,7 @@ def _written(draft: Draft, item: Node | Affine) -> list[Node]:
         shape = (len(term),) + (1,) * (len(value.shape) - 1 - item.axis) if item.axis is not None else ()
         if item.axis is not None and len(term) == 1:
             shape = ()
-        # The values of a model's arrays tell their dtypes: those of `ml_dtypes` are known once an array has one.
+        # Dtypes of `ml_dtypes` are registered only once it is imported.
         array = term.reshape(shape).astype(_dtype(value.dtype))
         name = draft.constant(f"{item.output}/{'scale' if op == 'Mul' else 'shift'}", array)
         target = item.output if last else draft.value(f"{item.output}/scaled", value)
@@ -237,7 +227,7 @@ def _scaled(weights: np.ndarray, scale: np.ndarray | None, axis: int) -> np.ndar
         return weights
     scale = np.broadcast_to(scale, (weights.shape[axis],))
     result = np.empty(weights.shape, weights.dtype)
-    step = max(1, (1 << 22) * weights.shape[axis] // max(weights.size, 1))  # float64 of a part at a time
+    step = max(1, (1 << 22) * weights.shape[axis] // max(weights.size, 1))  # limits the memory of float64 copies
     for start in range(0, weights.shape[axis], step):
         part = (slice(None),) * axis + (slice(start, start + step),)
         factor = scale[start : start + step].reshape((-1,) + (1,) * (weights.ndim - axis - 1))
@@ -274,7 +264,7 @@ def _convolution(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) 
 def _bias(
     bias: np.ndarray | None, affine: Affine, channels: int, dtype: np.dtype[np.generic], beta: float = 1.0
 ) -> np.ndarray | None:
-    """Return the bias (float64 inside, rounded once) after the affine map; ``None`` where there is none at all."""
+    """Return the bias after the affine map, computed in float64 and rounded once; ``None`` for no bias."""
     if bias is None and affine.shift is None:
         return None
     total = np.zeros(channels) if bias is None else np.broadcast_to(bias.astype(np.float64).reshape(-1), (channels,))
@@ -283,7 +273,7 @@ def _bias(
 
 
 def _lost(bias: np.ndarray | None, affine: Affine, beta: float = 1.0) -> bool:
-    """Return whether a bias and a shift that an operator of the model adds cancel."""
+    """Whether a bias nearly cancels with a shift that an operator of the model adds."""
     if bias is None or affine.origin is None:
         return False
     scaled = beta * bias.astype(np.float64).reshape(-1)
@@ -294,7 +284,7 @@ def _rewritten(
     draft: Draft, node: Node, affine: Affine, before: np.ndarray, weights: np.ndarray, position: int,
     bias: np.ndarray | None,
 ) -> Node:  # fmt: skip
-    """Return a node with other weights and another bias, writing the affine map's output."""
+    """Return a node with new weights and bias that writes the affine map's output."""
     inputs = list(node.inputs)
     if weights is not before:
         inputs[1] = draft.constant(f"{inputs[1]}/folded", weights)
@@ -310,7 +300,7 @@ def _gemm(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) -> tupl
     if affine.axis not in (None, 1) or (draft.given(node, 2) and bias is None):
         return None
     if bias is not None and bias.size != 1 and (bias.size != channels or bias.shape[-1] != channels):
-        return None  # one number per row, or per element
+        return None  # a bias per row or per element
     if _lost(bias, affine, float(node.attributes.get("beta", 1.0))):
         return None
     scaled = _scaled(weights, affine.scale, 0 if node.attributes.get("transB", 0) else 1)
@@ -322,7 +312,7 @@ def _gemm(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) -> tupl
 
 
 def _matmul(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) -> tuple[Node | Affine, ...] | None:
-    """Fold a scale into the second factor; a shift stays a sum after it."""
+    """Fold a scale into the second factor; a shift remains a sum after it."""
     rank = len(draft.shape(node.outputs[0]))
     if weights.ndim != 2 or affine.axis not in (None, rank - 1) or affine.scale is None:
         return None

@@ -1,4 +1,4 @@
-"""Bodies of nodes (If, Loop, Scan) as they are, with the names they read outside replaced by those of the whole."""
+"""Copies nodes with bodies (If, Loop, Scan), with names of outer values replaced by unique ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx
 
-#: Returns the name of the whole for a local one, ``None`` where there is none.
+#: Returns the unique name for a local one, ``None`` where there is none.
 Find = Callable[[str], str | None]
 
 
@@ -15,7 +15,7 @@ def renamed(
     node: onnx.NodeProto, inputs: Sequence[str], find: Find, prefix: str,
     array: Callable[[onnx.TensorProto], np.ndarray],
 ) -> onnx.NodeProto:  # fmt: skip
-    """Return a copy of a node that reads ``inputs``, and whose bodies read by names of the whole."""
+    """Return a copy of a node that reads ``inputs``, with outer names in its bodies replaced."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     del made.input[:]
@@ -57,7 +57,7 @@ def _body(
 
 
 def outer_names(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Return what the bodies of a node read that they do not define, each once."""
+    """Return the outer values that the bodies of a node read, each once."""
     return tuple(dict.fromkeys(n for a in node.attribute if a.type == a.GRAPH for n in _outer(a.g)))
 
 

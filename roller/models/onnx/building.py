@@ -1,4 +1,4 @@
-"""What lowerings share: types and rows of a site's values, windows by its attributes, endings of reductions."""
+"""Helpers of lowerings: tensors and types of a site, windows from attributes, stages of reductions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.ops.windows import Windows, reaches, same_padding, windows
 
 
 def tensor(value: Value, dtype: str | None = None, part: str = "") -> Tensor:
-    """Return a value as the tensor a stage writes; ``part`` names an intermediate one beside it."""
+    """Return a value as the tensor that a stage writes; ``part`` names an intermediate tensor."""
     return Tensor(f"{value.name}/{part}" if part else value.name, value.shape, dtype or value.dtype)
 
 
@@ -24,7 +24,7 @@ def types_of(x: Value, y: Value) -> Types:
 
 
 def floats_of(x: Value, y: Value) -> Types:
-    """Return the dtypes as :func:`types_of`, where arithmetic must be floating point."""
+    """Return the dtypes as :func:`types_of` does; refuse non-float arithmetic."""
     t = types_of(x, y)
     if not t.is_float:
         raise Unsupported(f"it is defined here for floating-point tensors, not {x.dtype}")
@@ -32,14 +32,14 @@ def floats_of(x: Value, y: Value) -> Types:
 
 
 def require_elements(site: Site) -> None:
-    """Refuse sites with empty tensors: no loop of a kernel has no points."""
+    """Refuse sites with empty tensors."""
     for v in (*site.inputs, *site.outputs):
         if v is not None and not v.elements:
             raise Unsupported(f"tensor '{v.name}' of shape {v.shape} has no elements")
 
 
 def normal_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Return dimensions, sorted and not negative."""
+    """Return dimensions, sorted and non-negative."""
     listed = [int(a) for a in axes]
     if any(not -rank <= a < rank for a in listed) or len({a % rank for a in listed}) != len(listed):
         raise Unsupported(f"expected distinct dimensions in {-rank}..{rank - 1}, got {listed}")
@@ -54,7 +54,7 @@ def elementwise(y: Value, value: Callable[[tuple[Index, ...]], Scalar], acc: str
 
 
 def rows_over(x: Value, y: Value, t: Types, reduced: Sequence[int], *, keepdims: bool = False) -> Rows:
-    """Return the rows of ``x`` along the ``reduced`` dimensions, with intermediate tensors beside ``y``."""
+    """Return the rows of ``x`` along the ``reduced`` dimensions, with intermediate names prefixed by ``y``'s."""
     return Rows(tensor(x), axes_over(x.shape, reduced), t, f"{y.name}/", keepdims)
 
 
@@ -62,12 +62,12 @@ def ended(
     y: Value, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: Types,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """Return a reduction and its ending as :func:`roller.ops.build.ended`, what is between named after ``y``."""
+    """Return a reduction and its ending as :func:`roller.ops.build.ended`, with the intermediate named after ``y``."""
     return build.ended(tensor(y), axes, store, body, combiner, t, ending, f"{y.name}/acc")
 
 
 def bias_of(bias: Value | None, t: Types) -> Callable[[Scalar], Scalar] | None:
-    """Return the ending that adds a bias per filter, axis ``f``; ``None`` where there is none."""
+    """Return the ending that adds a bias per filter, axis ``f``; ``None`` without a bias."""
     if bias is None:
         return None
     added = t.load(bias.name, (axis_index("f"),))
@@ -75,7 +75,7 @@ def bias_of(bias: Value | None, t: Types) -> Callable[[Scalar], Scalar] | None:
 
 
 def windows_of(site: Site, size: Sequence[int], kernel: Sequence[int], *, ceil: bool = False) -> Windows:
-    """Return the windows of a convolution or pooling by its attributes."""
+    """Return the windows of a convolution or pooling from its attributes."""
     strides, dilations = (_per_dimension(site, name, len(size)) for name in ("strides", "dilations"))
     covered = reaches(kernel, dilations)
     pads = padding(site, size, covered, strides)
@@ -94,7 +94,7 @@ def _per_dimension(site: Site, name: str, rank: int) -> tuple[int, ...]:
 def padding(
     site: Site, size: Sequence[int], covered: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return elements of padding before and after each dimension, by ``auto_pad`` or ``pads``."""
+    """Return elements of padding before and after each dimension, from ``auto_pad`` or ``pads``."""
     rank, mode = len(size), site.attribute("auto_pad", "NOTSET") or "NOTSET"
     if mode == "VALID":
         return ((0, 0),) * rank
@@ -108,7 +108,7 @@ def padding(
 
 
 def _hanging(size: int, reach: int, stride: int, pads: tuple[int, int]) -> int:
-    """Return the elements by which a last window hangs over the padding; one that starts there is dropped."""
+    """Return the elements by which the last window exceeds the padding; windows inside the padding are dropped."""
     free = size + sum(pads) - reach
     count = -(-free // stride) + 1
     if (count - 1) * stride >= size + pads[0]:

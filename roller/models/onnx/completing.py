@@ -1,7 +1,4 @@
-"""Shapes that onnx does not infer though they are known, or infers otherwise than the operator makes them.
-
-A rule per operator: some are asked where inference says nothing, others whatever it says.
-"""
+"""Rules for shapes that onnx does not infer, or infers incorrectly."""
 
 from __future__ import annotations
 
@@ -20,21 +17,21 @@ from roller.models.onnx.operators.movement import axis_of
 
 Inputs = Sequence[Value | None]
 Constants = Sequence[np.ndarray | None]
-#: The shape of the first result, from the types of a node's inputs and those of them that are constant.
+#: Returns the shape of the first result from the types of a node's inputs and the constant ones.
 Rule = Callable[[Node, Inputs, Constants], tuple[int, ...] | None]
 
 
 def completed(
     found: list[Value | None] | str, node: Node, outputs: Sequence[str], inputs: Inputs, constants: Constants
 ) -> list[Value | None] | str:
-    """Return the types of a node's outputs with the first one filled in, if it is missing and a rule knows it."""
+    """Return the types of a node's outputs, with the first filled in by a rule if it is missing."""
     rule = None if node.domain else _RULES.get(node.op)
     missing = "deprecated" in found if isinstance(found, str) else found[0] is None
     if rule is None or not missing or not inputs or (first := inputs[0]) is None:
         return found
     try:
         shape = rule(node, inputs, constants)
-    except (IndexError, TypeError, ValueError):  # inputs or attributes that are none of this operator's
+    except (IndexError, TypeError, ValueError):  # invalid inputs or attributes
         return found
     return found if shape is None else [Value(outputs[0], shape, first.dtype), *[None] * (len(outputs) - 1)]
 
@@ -42,13 +39,13 @@ def completed(
 def corrected(
     found: list[Value | None] | str, node: Node, declared: Sequence[Value | None], inputs: Inputs, constants: Constants
 ) -> list[Value | None] | str:
-    """Return the types of a node's outputs with those that the operator's attributes make where inference errs."""
+    """Return the types of a node's outputs, corrected where inference contradicts the operator's attributes."""
     rule = None if node.domain else _MADE.get(node.op)
     if rule is None or isinstance(found, str) or found[0] is None:
         return found
     try:
         shape = rule(node, inputs, constants)
-    except (Unsupported, ExprError, IndexError, TypeError, ValueError):  # lowering says why
+    except (Unsupported, ExprError, IndexError, TypeError, ValueError):  # lowering reports the error
         return found
     if shape is None or shape == found[0].shape:
         return found
@@ -58,12 +55,12 @@ def corrected(
 
 
 def _transposed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of a transposed convolution; onnx adds ``output_padding`` where ``auto_pad`` says the size."""
+    """Return the shape of a ConvTranspose; onnx adds ``output_padding`` even where ``auto_pad`` gives the size."""
     return shape_of(Site(node, tuple(inputs), (), tuple(constants)))
 
 
 def _pooled(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of a pooling; onnx counts last windows that begin behind the image."""
+    """Return the shape of a pooling; onnx counts windows that begin after the image."""
     x, kernel = inputs[0], tuple(int(k) for k in node.attributes.get("kernel_shape", ()))
     if x is None or 0 in x.shape or len(kernel) != len(x.shape) - 2:
         return None
@@ -73,7 +70,7 @@ def _pooled(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...]
 
 
 def _resized(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of a Resize to sizes that keep the aspect ratio; onnx rounds halves of float32."""
+    """Return the shape of a Resize to sizes that keep the aspect ratio; onnx rounds in float32."""
     x, sizes = inputs[0], constants[3] if len(constants) > 3 else None
     if x is None or sizes is None or not sizes.size or 0 in x.shape:
         return None
@@ -83,7 +80,7 @@ def _resized(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...
 
 
 def _axes(node: Node, constants: Constants, rank: int) -> list[int] | None:
-    """Return the axes of a node, an attribute or a constant, counted from the front."""
+    """Return the axes of a node, from an attribute or a constant, as non-negative numbers."""
     given = node.attributes.get("axes")
     if given is None and len(constants) > 1 and constants[1] is not None:
         given = constants[1].ravel().tolist()
@@ -91,7 +88,7 @@ def _axes(node: Node, constants: Constants, rank: int) -> list[int] | None:
 
 
 def _unsqueezed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape with dimensions of one element; onnx ignores negative axes in the first version."""
+    """Return the shape of an Unsqueeze; onnx ignores negative axes in the first version."""
     x, given = inputs[0], node.attributes.get("axes", ())
     axes = None if x is None else _axes(node, constants, len(x.shape) + len(given))
     if x is None or axes is None or not given or len(set(axes)) < len(axes):
@@ -101,7 +98,7 @@ def _unsqueezed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, 
 
 
 def _squeezed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape without some dimensions of one element; likewise."""
+    """Return the shape of a Squeeze; onnx ignores negative axes in the first version."""
     x = inputs[0]
     axes = None if x is None else _axes(node, constants, len(x.shape))
     if x is None or axes is None or any(x.shape[d] != 1 for d in axes):
@@ -110,12 +107,12 @@ def _squeezed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ..
 
 
 def _same(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of a result that has its input's: onnx infers none for a definition, and nothing deprecated."""
+    """Return the input's shape, for operators with a definition or deprecated ones, for which onnx infers none."""
     return None if inputs[0] is None else inputs[0].shape
 
 
 def _tuples(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of slices that tuples name; onnx takes no single tuple."""
+    """Return the shape of GatherND; onnx does not accept a single tuple."""
     data, indices = inputs[0], inputs[1]
     batch = int(node.attributes.get("batch_dims", 0))
     if data is None or indices is None or not indices.shape or indices.shape[-1] + batch > len(data.shape):
@@ -124,7 +121,7 @@ def _tuples(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...]
 
 
 def _chosen(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of what a constant condition leaves."""
+    """Return the shape of a Compress with a constant condition."""
     data, condition = inputs[0], constants[1]
     if data is None or condition is None:
         return None
@@ -140,7 +137,7 @@ def _chosen(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...]
 
 
 def _cut(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of a slice by attributes (before version 10); onnx infers none where nothing is left."""
+    """Return the shape of a Slice with attributes (before version 10); onnx infers none for an empty result."""
     if inputs[0] is None or "starts" not in node.attributes or "ends" not in node.attributes:
         return None
     shape = list(inputs[0].shape)
@@ -153,7 +150,7 @@ def _cut(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | 
     return tuple(shape)
 
 
-#: Rules for what inference does not say.
+#: Rules for missing shapes.
 _RULES: dict[str, Rule] = {
     "GroupNormalization": _same,
     "MeanVarianceNormalization": _same,
@@ -161,7 +158,7 @@ _RULES: dict[str, Rule] = {
     "Compress": _chosen,
     "Slice": _cut,
 }
-#: Rules that hold whatever inference says.
+#: Rules that override inference.
 _MADE: dict[str, Rule] = {
     "Squeeze": _squeezed, "Unsqueeze": _unsqueezed,
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pooled),

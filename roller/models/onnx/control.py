@@ -1,7 +1,6 @@
-"""If, Loop and Scan: taken where the choice is constant, computed on both sides or unrolled where that is finite.
+"""Removes If, Loop and Scan: constant conditions select a branch, others compute both, finite loops are unrolled.
 
-No body is left after reading: a graph is a plain list of nodes. That is sound because operators have no side effects,
-and possible wherever the shapes of results do not depend on data.
+This is valid because operators have no side effects, and possible where shapes of results do not depend on data.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from roller.models.onnx.dynamic_values import leave
 from roller.models.onnx.scope import Scope
 from roller.models.onnx.tracer_interface import GraphTracer
 
-#: Nodes one loop may become (rounds times nodes of its body).
+#: Most nodes of an unrolled loop (rounds times nodes of its body).
 MAX_UNROLLED = 20_000
-#: Rounds of a loop that does not say how often it runs.
+#: Most rounds of a loop without a trip count.
 MAX_ROUNDS = 1024
 
 
 class _Refused(Exception):
-    """Why a node with bodies cannot be written without them."""
+    """Reason why a control-flow node cannot be removed."""
 
 
 def is_control(node: onnx.NodeProto) -> bool:
-    """Whether a node holds bodies that are written without it."""
+    """Whether a node is If, Loop or Scan."""
     return node.domain in ("", "ai.onnx") and node.op_type in _RULES
 
 
 def control(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> bool:
-    """Trace a node that holds bodies; return whether it was one."""
+    """Trace a control-flow node; return whether it was one."""
     if not is_control(node):
         return False
     rule = _RULES[node.op_type]
@@ -48,7 +47,7 @@ def control(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], 
         if leave(tracer, node, inputs, scope, label, reason):
             return True
         tracer.refused += inside
-        if not inside:  # else something in the body is refused, which says more
+        if not inside:  # otherwise a refusal within the body is more specific
             tracer.refuse(Node(node.op_type, inputs, (), {}, label), reason)
         tracer.forget(node, scope)
         return True
@@ -61,7 +60,7 @@ def control(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], 
 def _body(
     tracer: GraphTracer, node: onnx.NodeProto, attribute: str, scope: Scope, prefix: str, given: Sequence[str]
 ) -> list[str]:
-    """Trace a body whose inputs are ``given`` (names of the whole); return what it returns."""
+    """Trace a body with the inputs ``given`` (unique names); return the names of its results."""
     body = _graph(node, attribute)
     inner = Scope({}, scope, prefix)
     if len(body.input) > len(given):
@@ -86,7 +85,7 @@ def _graph(node: onnx.NodeProto, attribute: str) -> onnx.GraphProto:
 
 
 def _if(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
-    """Return the branch a constant condition takes, else both with a choice between them."""
+    """Return the results of the branch that a constant condition selects, else a choice between both."""
     condition = tracer.constants.get(inputs[0])
     if condition is not None:
         taken = "then" if bool(condition.reshape(-1)[0]) else "else"
@@ -102,7 +101,7 @@ def _choice(tracer: GraphTracer, condition: str, one: str, other: str, what: str
     if one in tracer.unknown or other in tracer.unknown:
         raise _Refused(f"{what} hold what cannot be compiled")
     if tracer.is_loose(one) or tracer.is_loose(other):
-        raise _Refused(f"{what} return what has a shape that only a run knows")
+        raise _Refused(f"{what} return values whose shape is known only at run time")
     a, b = tracer.values[one], tracer.values[other]
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         raise _Refused(
@@ -114,12 +113,12 @@ def _choice(tracer: GraphTracer, condition: str, one: str, other: str, what: str
 
 
 def _loop(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
-    """Unroll a loop; a condition of run time freezes its values once it fails."""
+    """Unroll a loop; a run-time condition keeps the values from the round in which it fails."""
     limit, going, state = _known_limit(tracer, inputs[0]), inputs[1], list(inputs[2:])
     body = _graph(node, "body")
     scans: list[list[str]] = [[] for _ in range(len(body.output) - 1 - len(state))]
     going = going or _constant(tracer, f"{label}/going", np.array(True))
-    live = ""  # what says at run time whether the loop still runs
+    live = ""  # the run-time value that tells whether the loop still runs
     turn = 0
     while limit is None or turn < limit:
         known = tracer.constants.get(going)
@@ -148,7 +147,7 @@ def _loop(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], sc
 
 
 def _known_limit(tracer: GraphTracer, name: str) -> int | None:
-    """Return how often a loop runs at most, ``None`` where it does not say."""
+    """Return the trip count of a loop; ``None`` where it has none."""
     if not name:
         return None
     array = tracer.constants.get(name)
@@ -158,7 +157,7 @@ def _known_limit(tracer: GraphTracer, name: str) -> int | None:
 
 
 def _scan(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
-    """Unroll a scan: its length is a dimension."""
+    """Unroll a Scan, whose length is a static dimension."""
     if tracer.loaded.opsets.get("", 0) < 9:
         raise _Refused("the Scan of operator set 8 is not read. Convert the model (onnx.version_converter)")
     told = {a.name: list(a.ints) for a in node.attribute if a.type == onnx.AttributeProto.INTS}
@@ -194,11 +193,11 @@ def _scan(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], sc
 
 
 def _stacked(tracer: GraphTracer, names: Sequence[str], axis: int) -> str:
-    """Return values side by side along a new axis."""
+    """Return values concatenated along a new axis."""
     if not names:
-        raise _Refused("it runs zero times, and what it would have collected has no known shape")
+        raise _Refused("it runs zero times, so the shape of its collected results is unknown")
     if any(map(tracer.is_loose, names)):
-        raise _Refused("what it collects has a shape that only a run knows")
+        raise _Refused("the shape of its collected results is known only at run time")
     shape = tracer.values[names[0]].shape
     axis %= len(shape) + 1
     target = np.array([*shape[:axis], 1, *shape[axis:]], np.int64)

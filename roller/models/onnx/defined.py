@@ -1,7 +1,7 @@
-"""Operators that ONNX itself defines by simpler ones: where roller has no lowering of its own, the definition is read.
+"""Expands operators without a lowering by their definitions in ONNX.
 
-Its nodes are traced like those of a body, so that their shape arithmetic is constant afterwards. They are of the
-operator set the definition was written in, whatever the model's is.
+The definition's nodes are traced like those of a body, in the operator set of the definition, so that their shape
+arithmetic becomes constant.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from roller.models.onnx.types import element_type, onnx_dtype, tensor_type
 
 
 def defined(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
-    """Trace the definition of an operator in its place; return whether there is one and it is needed."""
+    """Trace the definition of an operator in its place; return whether that was possible and necessary."""
     if has_lowering(traced.domain, traced.op):
         return False
     schema: Any = tracer.inference.schema(traced)
@@ -34,7 +34,7 @@ def defined(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scop
     tracer.run([_instance(n, given) for n in body.node], inner, body.output[: len(node.output)])
     found = [inner.find(n) for n in body.output]
     if len(tracer.refused) > before:
-        # What its parts are called means nothing to a reader.
+        # The names of nodes in the definition are unknown to the user.
         reason = tracer.refused[before].split(": ", 1)[-1]
         del tracer.refused[before:]
         tracer.refuse(traced, f"in its definition {reason}")
@@ -47,7 +47,7 @@ def defined(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scop
 
 
 def _definition(tracer: GraphTracer, schema: Any, node: onnx.NodeProto, traced: Node) -> onnx.FunctionProto | None:
-    """Return the definition of an operator in the newest operator set that is not newer than the model's."""
+    """Return the definition of an operator in the newest operator set up to the model's."""
     plain, by_context = schema.function_opset_versions, schema.context_dependent_function_opset_versions
     versions = [v for v in (*plain, *by_context) if v <= max(traced.version, schema.since_version)]
     if not versions:
@@ -75,7 +75,7 @@ def _defaults(schema: Any) -> Iterable[tuple[str, onnx.AttributeProto]]:
 
 
 def _instance(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """Return a node of a definition with the attributes of its caller in place of references to them."""
+    """Return a node of a definition with references to attributes replaced by the caller's attributes."""
     out = onnx.NodeProto()
     out.CopyFrom(node)
     del out.attribute[:]

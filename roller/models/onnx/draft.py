@@ -1,4 +1,4 @@
-"""A graph while it is simplified: the same parts, open to change, and what every pass asks of them."""
+"""A mutable graph for simplification passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.models.graph.steps import DynamicOutput, Value
 
 @dataclass
 class Draft:
-    """A graph that passes change in place; see :class:`~roller.models.graph.nodes.Graph`."""
+    """A mutable copy of a :class:`~roller.models.graph.nodes.Graph`."""
 
     name: str
     inputs: tuple[str, ...]
@@ -26,14 +26,14 @@ class Draft:
 
     @classmethod
     def of(cls, graph: Graph) -> Draft:
-        """Return a graph opened."""
+        """Return a mutable copy of a graph."""
         return cls(
             graph.name, graph.inputs, graph.outputs, list(graph.nodes), dict(graph.values), dict(graph.constants),
             graph.loose,
         )  # fmt: skip
 
     def close(self) -> Graph:
-        """Return the graph with only the values and constants that it still uses."""
+        """Return the graph with only the values and constants that it uses."""
         used = {n for node in self.nodes for n in (*node.inputs, *node.outputs) if n}
         used.update(self.inputs, self.outputs)
         values = {n: v for n, v in self.values.items() if n in used}
@@ -41,7 +41,7 @@ class Draft:
         return Graph(self.name, self.inputs, self.outputs, tuple(self.nodes), values, constants, self.loose)
 
     def users(self) -> Counter[str]:
-        """Return how often every value is read; being an output of the graph counts as one."""
+        """Return the number of reads of every value; being an output of the graph counts as one."""
         found: Counter[str] = Counter(n for node in self.nodes for n in node.inputs if n)
         found.update(self.outputs)
         return found
@@ -55,7 +55,7 @@ class Draft:
         return self.values[name].shape
 
     def constant(self, base: str, array: np.ndarray) -> str:
-        """Enter a new constant under a name like ``base``; return that name."""
+        """Add a constant under a unique name derived from ``base``; return that name."""
         name = self._fresh(base)
         array = np.asarray(array)
         self.constants[name] = array
@@ -63,13 +63,13 @@ class Draft:
         return name
 
     def value(self, base: str, like: Value) -> str:
-        """Enter a new value of run time of the type ``like``; return its name."""
+        """Add a run-time value of the type of ``like`` under a unique name; return that name."""
         name = self._fresh(base)
         self.values[name] = replace(like, name=name)
         return name
 
     def _fresh(self, base: str) -> str:
-        """Return a name like ``base`` that no value has."""
+        """Return an unused name derived from ``base``."""
         name, count = base, 0
         while name in self.values:
             count += 1
@@ -77,9 +77,9 @@ class Draft:
         return name
 
     def known(self, node: Node, position: int) -> np.ndarray | None:
-        """Return the value of a constant input; ``None`` where it is absent or known only at run time."""
+        """Return the value of a constant input; ``None`` for an absent or run-time one."""
         return self.constants.get(node.inputs[position]) if position < len(node.inputs) else None
 
     def given(self, node: Node, position: int) -> bool:
-        """Return whether an input is there."""
+        """Whether an input is present."""
         return position < len(node.inputs) and bool(node.inputs[position])

@@ -1,4 +1,4 @@
-"""The same thing once: equal constants share one array, equal nodes become one, and what nothing reads is gone."""
+"""Merges equal constants and equal nodes, and removes dead nodes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from roller.models.graph.nodes import Node
 from roller.models.onnx.draft import Draft
 
-#: Bytes of an array that are hashed whole; of a larger one a sample is, and equal samples are compared.
+#: Most bytes of an array that is hashed entirely; of larger ones a sample is hashed, and equal samples are compared.
 _WHOLE_BYTES = 1 << 16
-#: Places a sample is taken from, and elements in a row at each.
+#: Number of positions of a sample, and of consecutive elements at each.
 _PLACES, _NEIGHBOURS = 16, 32
-#: Large arrays of one sample that are compared: weights that differ also differ in a sample, but for hostile ones.
+#: Most large arrays with equal samples that are compared: different weights have different samples unless crafted.
 _MOST_ALIKE = 8
 
 
 def remove_dead(draft: Draft) -> bool:
-    """Drop nodes whose outputs nothing reads, in place; return whether there were any."""
+    """Remove nodes whose outputs are not read, in place; return whether there were any."""
     wanted = set(draft.outputs)
     kept: list[Node] = []
     for node in reversed(draft.nodes):
@@ -34,7 +34,7 @@ def remove_dead(draft: Draft) -> bool:
 
 
 def merge_constants(draft: Draft) -> None:
-    """Let equal constants share one name, in place; outputs keep theirs."""
+    """Merge equal constants in place; outputs keep their names."""
     used = dict.fromkeys(n for node in draft.nodes for n in node.inputs if n in draft.constants)
     seen: dict[Hashable, list[str]] = {}
     same: dict[str, str] = {}
@@ -53,7 +53,7 @@ def merge_constants(draft: Draft) -> None:
 
 
 def merge_nodes(draft: Draft, once_only: frozenset[str]) -> bool:
-    """Let nodes that compute the same from the same be one, in place; return whether any were."""
+    """Merge nodes with equal operators and inputs in place; return whether there were any."""
     seen: dict[Hashable, Node] = {}
     same: dict[str, str] = {}
     kept: list[Node] = []
@@ -77,31 +77,31 @@ def merge_nodes(draft: Draft, once_only: frozenset[str]) -> bool:
 
 
 def _fingerprint(array: np.ndarray) -> Hashable:
-    """Return a key that equal arrays share; exact for small ones."""
+    """Return a hash key that equal arrays share; exact for small ones."""
     flat = array.reshape(-1) if array.nbytes <= _WHOLE_BYTES else _sample(array)
     digest = hashlib.blake2b(np.ascontiguousarray(flat).view(np.uint8).tobytes(), digest_size=16).digest()
     return array.dtype.name, array.shape, digest
 
 
 def _sample(array: np.ndarray) -> np.ndarray:
-    """Return a few elements of some places, without copying the array; of a map, few pages are read."""
+    """Return elements at a few positions; reads few pages of a memory map."""
     places = np.linspace(0, array.size - 1, _PLACES).astype(np.int64)
     at = np.minimum(places[:, None] + np.arange(_NEIGHBOURS), array.size - 1).reshape(-1)
     return np.asarray(array[np.unravel_index(at, array.shape)])
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two large arrays of one type have equal bytes."""
+    """Whether two large arrays of equal dtype and shape have equal bytes."""
     if one is other:
         return True
     if not any(one.strides) and not any(other.strides):
-        return True  # one element repeated: the sample told
-    bits = np.dtype(f"u{one.dtype.itemsize}")  # as bytes: a NaN equals itself, and 0.0 is not -0.0
+        return True  # one repeated element, which the samples have compared
+    bits = np.dtype(f"u{one.dtype.itemsize}")  # bitwise: NaN equals itself, and 0.0 differs from -0.0
     return bool(np.array_equal(one.view(bits), other.view(bits)))
 
 
 def _frozen(value: Any) -> Hashable:
-    """Return an attribute as a key that equal attributes share and that sorts; -0.0 and 0.0 differ."""
+    """Return an attribute as a sortable key; -0.0 and 0.0 differ."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.name}{value.shape}{hashlib.blake2b(value.tobytes()).hexdigest()}"
     return repr(value)

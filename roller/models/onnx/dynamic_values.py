@@ -1,8 +1,7 @@
-"""Values whose shape only a run knows, and the nodes around them, which another runtime computes.
+"""Values whose shape is known only at run time, and the regions of nodes around them that another runtime computes.
 
-A node that makes such a value is left outside, and so is whatever reads one, until shapes are known again. Nodes that
-pass such values among themselves are one region, and a region takes in what lies between two nodes of it, so that these
-values never pass between steps: they leave a region as outputs of the model alone.
+Nodes that exchange such values form a region, with all nodes on paths between them, so that these values never pass
+between steps: they leave a region only as outputs of the model.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from roller.models.onnx.scope import Scope
 from roller.models.onnx.tracer_interface import DynamicNodes, GraphTracer
 from roller.models.onnx.types import declared_shape, dtype_name, static_value, too_large
 
-#: Why a node that reads known shapes is left.
-UNKNOWN_SHAPE = "its result has a shape that only a run knows"
+#: Reason for leaving a node with static input shapes to the other runtime.
+UNKNOWN_SHAPE = "the shape of its result is known only at run time"
 
 
 def leave(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: Sequence[str], scope: Scope, label: str, reason: str
 ) -> bool:
-    """Leave a node to another runtime; whether that can be: where onnx cannot type its results, it cannot."""
+    """Leave a node to another runtime; return whether onnx can infer its results' types, which this needs."""
     parts = tracer.loose
     if parts is None:
         return False
@@ -63,18 +62,18 @@ def leave(
 
 
 def follow(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> None:
-    """Trace a node that reads values of unknown shape: left to the other runtime, or refused."""
+    """Trace a node that reads values of unknown shape: leave it to the other runtime, or refuse it."""
     assert tracer.loose is not None
     read = next(n for n in inputs if n in tracer.loose.types)
     label = tracer.label(node, scope)
-    if not leave(tracer, node, inputs, scope, label, f"reads '{read}', whose shape only a run knows"):
+    if not leave(tracer, node, inputs, scope, label, f"reads '{read}', whose shape is known only at run time"):
         told = Node(node.op_type, inputs, (), {}, label)
-        tracer.refuse(told, f"reads '{read}', whose shape only a run knows, and onnx cannot tell what it returns")
+        tracer.refuse(told, f"reads '{read}', whose shape is known only at run time; onnx cannot infer its result")
         tracer.forget(node, scope)
 
 
 def with_regions(graph: Graph, tracer: GraphTracer) -> Graph:
-    """Return a graph in which nodes that were left outside are regions, and outputs of unknown shape are loose."""
+    """Return a graph with nodes left to another runtime as regions, and with dynamic outputs."""
     parts = tracer.loose
     if parts is None or not parts.nodes:
         return graph
@@ -96,7 +95,7 @@ def _loose(name: str, found: onnx.TypeProto) -> DynamicOutput:
 
 
 def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutput]) -> None:
-    """Refuse values at the border of regions that are of no dtype of steps."""
+    """Refuse values at the borders of regions whose dtype steps do not support."""
     odd = {n: v.dtype or "no tensor of numbers" for n, v in loose.items() if v.dtype not in DTYPE_BYTES}
     for node in whole:
         for n in (*node.inputs, *node.outputs) if isinstance(node, Region) else ():
@@ -111,10 +110,8 @@ def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutpu
 
 
 def _groups(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
-    """Return the group of every node: regions, and nodes of their own.
-
-    Nodes joined by values of unknown shape are one; what is on a way out of such a group and back into it joins it.
-    """
+    """Return the group number of every node: a region's, or its own."""
+    # Nodes joined by values of unknown shape are one group, including nodes on paths that leave and re-enter it.
     writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
     group = list(range(len(nodes)))
     root = partial(group_root, group)
@@ -135,7 +132,7 @@ def _groups(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
 
 
 def _cycles(roots: Sequence[int], readers: Mapping[int, set[int]], sources: Mapping[int, set[int]]) -> dict[int, int]:
-    """Return the strongly connected component of every root (Kosaraju): what waits for itself must be one."""
+    """Return the strongly connected component of every root (Kosaraju's algorithm)."""
     order: list[int] = []
     seen: set[int] = set()
     for start in dict.fromkeys(roots):
@@ -162,7 +159,7 @@ def _cycles(roots: Sequence[int], readers: Mapping[int, set[int]], sources: Mapp
 
 
 def _live(graph: Graph) -> list[Node]:
-    """Return the nodes that something needs: bodies that were given up have left others."""
+    """Return the nodes that outputs depend on; abandoned bodies have left others."""
     wanted, kept = set(graph.outputs), list[Node]()
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):
@@ -172,7 +169,7 @@ def _live(graph: Graph) -> list[Node]:
 
 
 def _region(members: Sequence[Node], nodes: Sequence[Node], graph: Graph, parts: DynamicNodes) -> Region:
-    """Return nodes as one: constants inside, what others compute and read as inputs and outputs."""
+    """Return nodes as one region that contains its constants."""
     own = {name for m in members for name in m.outputs if name}
     mine = {m.name for m in members}
     elsewhere = {name for n in nodes if n.name not in mine for name in n.inputs} | set(graph.outputs)
@@ -191,7 +188,7 @@ def _region(members: Sequence[Node], nodes: Sequence[Node], graph: Graph, parts:
 
 
 def _in_order(nodes: Sequence[Node]) -> list[Node]:
-    """Return nodes in an order that may run."""
+    """Return nodes in topological order."""
     writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
     out: list[Node] = []
     done = [False] * len(nodes)

@@ -1,4 +1,4 @@
-"""Building blocks of lowerings: axes of a result, broadcast reads, stages of one point to one point."""
+"""Building blocks of lowerings: axes of a result, broadcast loads, element-wise stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call(fn: str, *args: Scalar) -> Scalar:
 
 
 def literal(value: Any, dtype: str) -> Const:
-    """Return a number as a literal of ``dtype``; whole numbers stay exact."""
+    """Return a number as a literal of ``dtype``; integers stay exact."""
     return Const(float(value) if dtype in FLOATS else int(value), dtype)
 
 
@@ -30,19 +30,19 @@ TRUE, FALSE = Const(1, "bool"), Const(0, "bool")
 
 
 def invert(condition: Scalar) -> Scalar:
-    """Return the opposite of a condition."""
+    """Return the negation of a condition."""
     return call("select", condition, FALSE, TRUE)
 
 
 def axes_of(shape: Sequence[int]) -> tuple[Axis, ...]:
-    """Return one spatial axis per dimension, ``d0``, ``d1`` ..."""
+    """Return one spatial axis per dimension, ``d0``, ``d1`` ...; refuse empty results."""
     if 0 in shape:
         raise Unsupported(f"a result of shape {list(shape)} has no elements")
     return axes_over(shape)
 
 
 def tensor(value: Value) -> Tensor:
-    """Return the tensor of a value."""
+    """Return the tensor of a value; refuse empty tensors and dtypes that kernels lack."""
     if value.dtype not in DTYPE_BYTES:
         raise Unsupported(f"{value.dtype} is no dtype of kernels (they take {', '.join(sorted(DTYPE_BYTES))})")
     if 0 in value.shape:
@@ -51,7 +51,7 @@ def tensor(value: Value) -> Tensor:
 
 
 def broadcast(value: Value, shape: Sequence[int], axes: Sequence[Axis]) -> Load:
-    """Return the read of ``value`` at a point of ``shape``, by NumPy's rule of broadcasting."""
+    """Return the load of ``value`` at a point of ``shape``, by NumPy's broadcasting rules."""
     read = tensor(value)
     lead = len(shape) - len(read.shape)
     if lead < 0 or any(s not in (1, t) for s, t in zip(read.shape, shape[lead:], strict=True)):
@@ -61,7 +61,7 @@ def broadcast(value: Value, shape: Sequence[int], axes: Sequence[Axis]) -> Load:
 
 
 def scalar_constant(site: Site, position: int) -> int | float | None:
-    """Return a constant input of one element as a number; ``None`` where it is none, or no number a literal holds."""
+    """Return a constant input of one element as a number; ``None`` for others, and for numbers that are not finite."""
     value = site.constant(position)
     if value is None or value.size != 1 or value.dtype.name not in DTYPE_BYTES:
         return None
@@ -70,15 +70,12 @@ def scalar_constant(site: Site, position: int) -> int | float | None:
 
 
 def computed(dtype: str) -> str:
-    """Return the dtype that values of ``dtype`` are computed in: float32 for floating point of fewer bits."""
+    """Return the dtype for computing values of ``dtype``: float32 for narrower floats."""
     return "float32" if dtype in NARROW_FLOATS else dtype
 
 
 def operand(site: Site, position: int, axes: Sequence[Axis]) -> Scalar:
-    """Return an input at a point of the result, in the dtype it is computed in.
-
-    A literal where it is one constant number, else a broadcast read.
-    """
+    """Return an input at a point of the result in its computation dtype, a literal for a constant scalar."""
     value = site.required(position)
     number = scalar_constant(site, position)
     if number is not None:
@@ -87,7 +84,7 @@ def operand(site: Site, position: int, axes: Sequence[Axis]) -> Scalar:
 
 
 def operands(site: Site) -> tuple[tuple[Axis, ...], tuple[Scalar, ...]]:
-    """Return the axes of the result and every input at a point of it."""
+    """Return the axes of the result, and every input at a point of it."""
     axes = axes_of(site.output.shape)
     return axes, tuple(operand(site, i, axes) for i in range(len(site.inputs)))
 
@@ -96,7 +93,7 @@ def pointwise(
     site: Site, axes: tuple[Axis, ...], body: Scalar, *, dtype: str | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> Compute:  # fmt: skip
-    """Return the one stage that writes the first output at every point of ``axes``."""
+    """Return the single stage that writes the first output at every point of ``axes``."""
     out = tensor(site.output)
     stage = Stage(out, axes, indices(axes), body, None, dtype or computed(out.dtype))
     return Compute((stage,), constants or {})
@@ -106,7 +103,7 @@ def moved(
     site: Site, index: Callable[[tuple[Axis, ...]], Sequence[Index]], *, guard: Sequence[Bound] = (),
     outside: float = 0.0,
 ) -> Compute:  # fmt: skip
-    """Return the stage of a pure movement of input 0: one read at ``index(axes)`` of the output."""
+    """Return the stage of a pure movement of input 0: one load at ``index(axes)`` of the output."""
     axes = axes_of(site.output.shape)
     read = tensor(site.required(0))
     body = Load(read.name, tuple(index(axes)), tuple(guard), outside)
@@ -114,7 +111,7 @@ def moved(
 
 
 def converted(x: Scalar, source: str, target: str) -> Scalar:
-    """Return ``x`` of dtype ``source`` as ``target``: towards zero to integers, non-zero is true."""
+    """Return ``x`` of dtype ``source`` as ``target``: integers truncate towards zero, non-zero is true."""
     if source == target:
         return x
     if target == "bool":

@@ -1,4 +1,4 @@
-"""One node computed on constants: NumPy where that is exact and cheap, onnx's reference for small rest."""
+"""Evaluation of nodes with constant inputs: NumPy where exact and cheap, onnx's reference for other small nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from roller.expr import FUNCTIONS
 from roller.models.graph.steps import Value
 from roller.models.onnx.types import onnx_dtype
 
-#: Elements of one folded constant; one that repeats a single element needs no memory.
+#: Most elements of one folded constant; one that repeats a single element needs no memory.
 MAX_ELEMENTS = 1 << 26
 MAX_REPEATED_ELEMENTS = 1 << 30
-#: Elements in and out of one node, and of all nodes of a model, for the reference implementation (plain Python).
+#: Most input and output elements of one node, and of all nodes of a model, for the reference (plain Python).
 MAX_REFERENCE_ELEMENTS = 1 << 18
 MAX_REFERENCE_TOTAL = 1 << 25
-#: Bytes of all folded constants together.
+#: Most bytes of all folded constants together.
 MAX_FOLDED_BYTES = 1 << 31
 
 Arrays = Sequence[np.ndarray]
@@ -28,16 +28,9 @@ Attributes = Mapping[str, Any]
 
 
 class Evaluator:
-    """Computes nodes whose inputs are constants, within a budget of memory and time for one model.
-
-    Parameters
-    ----------
-    opsets
-        Version by domain.
-    """
+    """Evaluates nodes with constant inputs, within limits on memory and time per model."""
 
     def __init__(self, opsets: Mapping[str, int]) -> None:
-        """Start with the whole budget."""
         self._imports = [onnx.helper.make_opsetid(d, v) for d, v in opsets.items()]
         self._version = max((v for d, v in opsets.items() if d in ("", "ai.onnx")), default=0)
         self._reference_left = MAX_REFERENCE_TOTAL
@@ -61,7 +54,7 @@ class Evaluator:
                 found = _tried(rule, attributes, [a for a in inputs if a is not None], outputs)
             trusted = node.op_type not in _REFERENCE_IS_WRONG
             if found is None and trusted and elements <= min(MAX_REFERENCE_ELEMENTS, self._reference_left):
-                self._reference_left -= elements + 1024  # what setting it up costs
+                self._reference_left -= elements + 1024  # the cost of setting it up
                 found = _tried(self._reference, node, inputs)
         found = None if found is None else [np.asarray(a) if isinstance(a, np.generic) else a for a in found]
         if found is None or not _fits(found, outputs):
@@ -79,42 +72,42 @@ class Evaluator:
 
 
 def _is_kept(node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None]) -> bool:
-    """Return whether a node scales integers, with which :mod:`roller.models.onnx.quantised` computes."""
+    """Whether a node scales integers, which :mod:`roller.models.onnx.quantised` uses."""
     stored = inputs[0] if node.op_type == "DequantizeLinear" and inputs else None
     return stored is not None and stored.dtype in (np.int8, np.uint8, np.int32) and not attributes.get("block_size")
 
 
-#: Operators that the package's reference computes otherwise than ONNX Runtime and the specification do, for some of
-#: their uses at least (``python -m tests.models.onnx.random_families all 0 500 --reference``): kernels compute them.
+#: Operators that kernels compute because onnx's reference differs from ONNX Runtime and the specification in some cases
+#: (``python -m tests.models.onnx.random_families all 0 500 --reference``).
 _REFERENCE_IS_WRONG = frozenset({
     "Attention",  # softcap, is_causal with a past
     "AveragePool", "GlobalMaxPool", "LpPool", "MaxPool",  # some ranks, ceilings and paddings
     "BatchNormalization",  # its epsilon before version 15
-    "Clip",  # bounds that are absent are those of the type
+    "Clip",  # absent bounds become those of the type
     "ConvTranspose",  # a bias with groups
     "GRU", "LSTM", "RNN",  # activations, clip, lengths, directions
     "GridSample",  # cubic neighbours beyond the border
     "LRN",  # sizes of 1, and 3 over 3 channels
-    "LpNormalization",  # p = 1 forgets the sign
+    "LpNormalization",  # p = 1 loses the sign
     "PRelu",  # infinite slopes
     "QLinearConv",  # scales per channel
     "Resize", "Upsample",  # coordinates in float64, regions outside
 })  # fmt: skip
-#: Operators that are computed here, whatever the operator set, as this version of them has it.
+#: Operators that are computed here by the definition of this version.
 _SINCE = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
 
 
 def _tried(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray] | None:
-    """Return what a function computes, ``None`` where it cannot: the node is left for run time, or refused there."""
+    """Return the result of a function; ``None`` where it raises, so that the node stays for run time."""
     try:
         found: list[np.ndarray] | None = function(*arguments)
-    except Exception:  # noqa: BLE001 - rules and the reference raise whatever NumPy does for what they do not take
+    except Exception:  # noqa: BLE001 - rules and the reference raise any exception for unsupported inputs
         return None
     return found
 
 
 def _fits(found: Sequence[np.ndarray], outputs: Sequence[Value | None]) -> bool:
-    """Return whether results are what was inferred; where they are not, inference is believed and nothing folded."""
+    """Whether results have the inferred types; otherwise inference is trusted and nothing is folded."""
     for array, value in zip(found, outputs, strict=False):
         if not isinstance(array, np.ndarray) or array.dtype.kind in "OUS":
             return False
@@ -231,7 +224,7 @@ def _quotient(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | 
 
 @_rule("LogSoftmax")
 def _log_softmax(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
-    """Never the logarithm of an exponential that is nought already, as the reference has it."""
+    """Return the log-softmax without a logarithm of an exponential that underflowed to 0, unlike the reference."""
     x = inputs[0]
     if x.dtype.kind != "f":
         return None
@@ -246,5 +239,5 @@ def _range(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | Non
     return [(start + np.arange(value.shape[0]).astype(start.dtype) * step).astype(start.dtype).reshape(value.shape)]
 
 
-#: Rules whose results need no memory of their own.
+#: Rules whose results are broadcast views.
 _REPEATING = (_filled, _expanded)

@@ -1,4 +1,4 @@
-"""Tensors whose data lies beside the model: mapped, never read whole, and only from below the model's folder."""
+"""External tensor data: memory-mapped files below the model's folder."""
 
 from __future__ import annotations
 
@@ -14,22 +14,15 @@ from roller.models.onnx.types import dtype_name, onnx_dtype
 
 
 class ExternalData:
-    """The files beside one model.
-
-    Parameters
-    ----------
-    folder
-        Where the model lies; no file outside of it is touched. ``None`` where the model came without a path.
-    """
+    """The external files of one model; only files below ``folder`` are opened, none where it is ``None``."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Open nothing yet."""
         self.folder = None if folder is None else Path(os.path.realpath(folder))
         self._sizes: dict[str, tuple[Path, int]] = {}
         self._arrays: dict[tuple[object, ...], np.ndarray] = {}
 
     def array(self, tensor: onnx.TensorProto) -> np.ndarray:
-        """Return a tensor as a read-only map of its file; equal places give the same array."""
+        """Return a tensor as a read-only memory map; equal locations give the same array."""
         where = f"external data of '{tensor.name}'"
         told = {e.key: e.value for e in tensor.external_data}
         path, size = self._file(told.get("location", ""), where)
@@ -55,7 +48,7 @@ class ExternalData:
         return self._arrays[key]
 
     def _file(self, location: str, where: str) -> tuple[Path, int]:
-        """Return a checked path and its size in bytes."""
+        """Return a validated path and its size in bytes."""
         if location in self._sizes:
             return self._sizes[location]
         if self.folder is None:
@@ -73,7 +66,7 @@ class ExternalData:
         if not stat.S_ISREG(found.st_mode):
             raise ModelError(f"{where}: expected a plain file, got {location!r}. It was not opened.")
         if found.st_nlink > 1:
-            # Nothing tells whether its other names lie outside the folder; onnx's own checker refuses it too.
+            # Its other names may lie outside the folder; onnx's own checker refuses hard links too.
             raise ModelError(
                 f"{where}: expected a file of one name, got {location!r} with {found.st_nlink} hard links, one of "
                 "which may lie outside the model's folder. It was not opened. Put a copy of the file in its place."

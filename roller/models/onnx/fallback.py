@@ -1,4 +1,4 @@
-"""What roller cannot compile, left to another runtime: the largest subgraphs of such nodes that make no cycle."""
+"""Groups nodes that roller cannot compile into the largest acyclic subgraphs for another runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.models.onnx.types import element_type, onnx_dtype
 
 
 def leave_outside(low: Lowering) -> list[Refused]:
-    """Put refused nodes, grouped, in the hands of ONNX Runtime; return those that cannot be left to it either."""
+    """Replace refused nodes by ONNX Runtime subgraphs; return those for which that is impossible."""
     stuck = [why for p in low.refused if (why := _untyped(p, low)) is not None]
     if stuck or not low.refused:
         return stuck
@@ -34,7 +34,7 @@ def leave_outside(low: Lowering) -> list[Refused]:
 
 
 def _untyped(part: Refused, low: Lowering) -> Refused | None:
-    """Return the refusal of a node whose values cannot pass between steps."""
+    """Return the refusal of a node whose values cannot be passed between steps; otherwise ``None``."""
     for name in (*part.inputs, *part.outputs):
         value = low.values.get(name)
         if value is None:
@@ -45,12 +45,10 @@ def _untyped(part: Refused, low: Lowering) -> Refused | None:
 
 
 def _groups(parts: Sequence[Named]) -> dict[int, int]:
-    """Return the group of every refused part by its position.
-
-    Parts have levels, which never fall along an edge and rise where one leads from a refused part to another kind or
-    back. Neighbours of one level are a group: a way out of it and back would have to rise twice. Refused parts are as
-    late as those that read them, so that few groups are left.
-    """
+    """Return the group of every refused part by its position."""
+    # Levels never fall along an edge, and rise between a refused part and another kind. Neighbours of one level are a
+    # group, because a path that leaves and re-enters it would rise twice. Refused parts take the level of their readers
+    # where possible, for fewer groups.
     writer = {name: n for n, p in enumerate(parts) for name in p.outputs}
     sources = [sorted({writer[name] for name in p.inputs if name in writer}) for p in parts]
     refused = [isinstance(p, Refused) for p in parts]
@@ -74,7 +72,7 @@ def _groups(parts: Sequence[Named]) -> dict[int, int]:
 
 
 def group_root(group: MutableSequence[int] | MutableMapping[int, int], n: int) -> int:
-    """Return the member that stands for the group of ``n``; ways to it get shorter (union-find)."""
+    """Return the representative of the group of ``n``, with path compression (union-find)."""
     while group[n] != n:
         group[n] = group[group[n]]
         n = group[n]
@@ -82,7 +80,7 @@ def group_root(group: MutableSequence[int] | MutableMapping[int, int], n: int) -
 
 
 def _in_order(parts: Sequence[Named]) -> list[Named]:
-    """Return parts in an order that may run, as near to the given one as that allows."""
+    """Return parts in a topological order close to the given one."""
     writer = {name: n for n, p in enumerate(parts) for name in p.outputs}
     waits = {n: {writer[name] for name in p.inputs if name in writer} for n, p in enumerate(parts)}
     followers: dict[int, list[int]] = defaultdict(list)
@@ -104,7 +102,7 @@ def _in_order(parts: Sequence[Named]) -> list[Named]:
 
 
 def _outside(members: Sequence[Refused], low: Lowering) -> FallbackSubgraph:
-    """Return a group as a model of its own: constants inside, what others compute and read as inputs and outputs."""
+    """Return a group as a subgraph that contains its constants."""
     own = {name for m in members for name in m.outputs}
     mine = {id(m) for m in members}
     read = dict.fromkeys(name for m in members for name in m.inputs if name not in own)
@@ -123,7 +121,7 @@ def subgraph(
     nodes: Sequence[onnx.NodeProto], inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto],
     constants: Mapping[str, np.ndarray], versions: Mapping[str, int],
 ) -> bytes:  # fmt: skip
-    """Return nodes as a model of their own; ``versions`` of operators by domain, 0 for the newest."""
+    """Return nodes as a model; ``versions`` gives operator sets by domain, 0 for the newest."""
     held = [onnx.numpy_helper.from_array(np.ascontiguousarray(a).reshape(a.shape), n) for n, a in constants.items()]
     graph = onnx.helper.make_graph(nodes, "fallback", inputs, outputs, held)
     newest = onnx.defs.onnx_opset_version()
@@ -133,7 +131,7 @@ def subgraph(
 
 
 def node_proto(node: Node) -> onnx.NodeProto:
-    """Return a node as a message, attributes of the kinds its operator has."""
+    """Return a node as a message with attribute types of its schema."""
     made = onnx.helper.make_node(node.op, node.inputs, node.outputs, node.name, domain=node.domain or None)
     try:
         known = onnx.defs.get_schema(node.op, node.version, node.domain).attributes if node.version else {}
@@ -147,5 +145,5 @@ def node_proto(node: Node) -> onnx.NodeProto:
 
 
 def typed(name: str, value: Value) -> onnx.ValueInfoProto:
-    """Return a value as a model declares it."""
+    """Return a value's declaration in a model."""
     return onnx.helper.make_tensor_value_info(name, element_type(onnx_dtype(value.dtype)), value.shape)

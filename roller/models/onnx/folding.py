@@ -1,4 +1,4 @@
-"""A graph made simpler before it is compiled: what computes nothing is gone, what is constant is merged."""
+"""Graph simplification before compilation: removes no-ops, folds constants, merges duplicates."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from roller.models.onnx.padding import fold_padding
 from roller.models.onnx.quantised.rewrite import to_integers
 from roller.models.onnx.simplify import simplify
 
-#: Sweeps over a graph; each takes time linear in its nodes, and two or three find everything in real models.
+#: Most sweeps over a graph; each is linear in its nodes, and two or three suffice for real models.
 MAX_ROUNDS = 8
 
-#: Operators of which two uses with equal inputs differ.
+#: Operators whose results differ between two uses with equal inputs.
 RANDOM = frozenset(
     ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )
@@ -22,14 +22,10 @@ RANDOM = frozenset(
 
 @gc_paused()
 def fold(graph: Graph) -> Graph:
-    """Return a graph that computes the same with fewer nodes.
-
-    Gone are nodes that change nothing and nodes nothing reads; movements in a row become one; scales and shifts per
-    channel (batch normalisation above all) go into the weights before them, in float64 and rounded once; zero padding
-    goes into the convolution after it; equal constants and equal nodes are there once; what a quantised model computes
-    between dequantising and quantising is computed with its integers where that is exact. Inputs and outputs keep
-    their names, types and order.
-    """
+    """Return an equivalent graph with fewer nodes; inputs and outputs keep their names, types and order."""
+    # No-ops and dead nodes are removed. Consecutive movements merge; scales and shifts per channel (batch
+    # normalisation) are folded into preceding weights in float64 and rounded once; zero padding is folded into the next
+    # convolution; equal constants and nodes merge; quantised models compute with integers where that is exact.
     draft = Draft.of(graph)
     remove_dead(draft)
     for _ in range(MAX_ROUNDS):

@@ -1,4 +1,4 @@
-"""What functions local to a model expand to, counted before anything is expanded."""
+"""Limits on the expansion of a model's local functions, checked before expansion."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import onnx
 from roller.errors import ModelError
 from roller.models.onnx.ordering import MAX_DEPTH
 
-#: Nodes after expansion; functions that call functions grow exponentially.
+#: Most nodes after expansion; functions that call functions grow exponentially.
 MAX_EXPANDED = 400_000
-#: Calls within calls.
+#: Deepest nesting of calls.
 MAX_CALLS = 64
 
 _Key = tuple[str, str, str]
 
 
 def check_expansion(functions: Iterable[onnx.FunctionProto], graph: onnx.GraphProto, where: str) -> None:
-    """Refuse functions that call themselves, or expand to more than a model holds."""
+    """Refuse recursive functions, and functions that expand to too many nodes."""
     bodies = {(f.domain, f.name, _overload(f)): f for f in functions}
     sizes: dict[_Key, int] = {}
     open_calls: list[_Key] = []
@@ -47,7 +47,7 @@ def check_expansion(functions: Iterable[onnx.FunctionProto], graph: onnx.GraphPr
 
 
 def _overload(proto: onnx.FunctionProto | onnx.NodeProto) -> str:
-    return str(getattr(proto, "overload", ""))  # the field is younger than the oldest onnx package we take
+    return str(getattr(proto, "overload", ""))  # the oldest supported onnx package lacks the field
 
 
 def _all_nodes(nodes: Iterable[onnx.NodeProto], where: str, depth: int) -> Iterator[onnx.NodeProto]:

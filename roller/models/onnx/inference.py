@@ -1,7 +1,4 @@
-"""Types of what a node writes, from the types of what it reads and the small constants among that.
-
-onnx infers one node at a time. What it has once said of a node is asked again for no other one like it.
-"""
+"""Inference of a node's output types from its input types and small constants, one node at a time, with a cache."""
 
 from __future__ import annotations
 
@@ -17,26 +14,24 @@ from roller.models.onnx.completing import completed, corrected
 from roller.models.onnx.loading import Loaded
 from roller.models.onnx.types import element_type, onnx_dtype, static_value, tensor_type
 
-#: Constants up to this many elements are shown to shape inference: shapes, axes, pads, sizes of parts.
+#: Most elements of constants passed to shape inference: shapes, axes, pads, split sizes.
 MAX_SHAPE_ELEMENTS = 4096
 
-#: Attributes whose default onnx's inference takes for another value than the operator has: name and default.
+#: Attributes for which onnx's inference uses a wrong default: name and correct default.
 _FORGOTTEN = {"STFT": ("onesided", 1)}
 
 
 class Inference:
-    """Types of the results of one model's nodes.
+    """Infers output types of one model's nodes.
 
     Parameters
     ----------
-    loaded
-        The model.
     declared
-        Types the model itself declares, believed where nothing else tells; empty where shapes were overridden.
+        Types declared by the model, used where inference gives none; empty where shapes were overridden.
     values, constants
-        What is known so far, by names of the whole; whoever traces the model adds to them.
+        Known values and constants by unique name, which the tracer extends.
     loose
-        Types of values that have no known shape, likewise.
+        Types of values without known shapes, which the tracer extends.
     """
 
     def __init__(
@@ -51,7 +46,7 @@ class Inference:
         self._schemas: dict[tuple[str, str, int], onnx.defs.OpSchema | None] = {}
 
     def schema(self, traced: Node) -> onnx.defs.OpSchema | None:
-        """Return what onnx knows of a node's operator, ``None`` where it knows none of this name."""
+        """Return the onnx schema of a node's operator; ``None`` if there is none."""
         key = traced.domain, traced.op, traced.version
         if key not in self._schemas:
             try:
@@ -61,14 +56,14 @@ class Inference:
         return self._schemas[key]
 
     def types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
-        """Return the types of a node's outputs (``None`` where unknown), or why the node is refused."""
+        """Return the types of a node's outputs (``None`` if unknown), or the reason why the node is refused."""
         inputs = [self.values[i] if i else None for i in traced.inputs]
         found, constants = self._types(node, traced), [self.constants.get(i) for i in traced.inputs]
         found = corrected(found, traced, [self.declared.get(o) for o in node.output], inputs, constants)
         return completed(found, traced, node.output, inputs, constants)
 
     def _types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
-        """Return what onnx, or the model itself, says of a node."""
+        """Return the types from onnx or from the model's declarations."""
         schema = self.schema(traced)
         declared = [self.declared.get(o) for o in node.output]
         if schema is None:
@@ -80,7 +75,7 @@ class Inference:
         data = {n: d for n, i in zip(node.input, traced.inputs, strict=True) if n and (d := self._datum(i)) is not None}
         if data:
             return self._inferred(schema, node, traced, data, declared)
-        # Layers repeat: a node like one before it has results like its.
+        # Layers repeat: equal nodes with equal input types have equal result types.
         given = tuple((v.shape, v.dtype) if (v := self.values.get(i)) else None for i in traced.inputs)
         told = b"".join(a.SerializeToString() for a in node.attribute)
         key = traced.domain, traced.op, traced.version, told, given, tuple(map(bool, node.output))
@@ -95,7 +90,7 @@ class Inference:
         self, schema: onnx.defs.OpSchema, node: onnx.NodeProto, traced: Node, data: Mapping[str, onnx.TensorProto],
         declared: Sequence[Value | None],
     ) -> list[Value | None] | str:  # fmt: skip
-        """Return the types of a node's outputs as onnx infers them, or why it refuses the node."""
+        """Return the types of a node's outputs inferred by onnx, or the reason why it refuses the node."""
         names = {n: i for n, i in zip(node.input, traced.inputs, strict=True) if n}
         inferred = self._asked(schema, node, traced, names, data)
         if isinstance(inferred, str):
@@ -111,7 +106,7 @@ class Inference:
         return types
 
     def protos(self, node: onnx.NodeProto, traced: Node) -> Mapping[str, onnx.TypeProto] | str:
-        """Return the ONNX types of a node's outputs, shapes known or not, or why onnx refuses the node."""
+        """Return the ONNX types of a node's outputs, shapes known or not, or the reason why onnx refuses the node."""
         schema = self.schema(traced)
         if schema is None:
             return "no operator of this name is known"
@@ -122,7 +117,7 @@ class Inference:
         self, schema: onnx.defs.OpSchema, node: onnx.NodeProto, traced: Node, names: Mapping[str, str],
         data: Mapping[str, onnx.TensorProto],
     ) -> Mapping[str, onnx.TypeProto] | str:  # fmt: skip
-        """Return what onnx infers of a node; ``names`` are those of the whole by the node's own."""
+        """Return onnx's inference for a node; ``names`` maps the node's input names to unique ones."""
         given = {n: self._type(name) for n, name in names.items()}
         if (forgotten := _FORGOTTEN.get(node.op_type)) is not None and forgotten[0] not in traced.attributes:
             told, node = node, onnx.NodeProto()
@@ -150,13 +145,13 @@ class Inference:
         return tensor_type(element_type(onnx_dtype(value.dtype)), value.shape)
 
     def _imports_of(self, traced: Node) -> list[onnx.OperatorSetIdProto]:
-        """Return the operator sets a node is of: the model's, or those of a definition."""
+        """Return the operator sets of a node: the model's, or those of a definition."""
         if self.loaded.opsets.get(traced.domain) == traced.version:
             return self._imports
         return [onnx.helper.make_opsetid(traced.domain, traced.version)]
 
     def _datum(self, name: str) -> onnx.TensorProto | None:
-        """Return a small constant as inference takes it."""
+        """Return a small constant as a message for inference."""
         array = self.constants.get(name)
         if array is None or array.ndim > 1 or array.size > MAX_SHAPE_ELEMENTS or array.dtype.kind == "O":
             return None

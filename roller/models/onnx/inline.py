@@ -1,7 +1,7 @@
-"""Large weights inside a model's own file: left there and mapped, while protobuf parses the little that is left.
+"""Memory-mapped access to large weights inside a model file, while protobuf parses the rest.
 
-Parsing copies every byte of a message, and taking an array out copies it again: for hundreds of megabytes of weights
-that is most of what reading takes, in time and in memory. Whatever is unusual is left to protobuf.
+Parsing and extracting copy each byte of the weights, most of the time and memory of reading. Unusual files are left to
+protobuf.
 """
 
 from __future__ import annotations
@@ -17,32 +17,23 @@ import numpy as np
 if TYPE_CHECKING:  # a warm compile asks where weights lie and nothing more
     import onnx
 
-#: Tensors below are parsed; of larger ones at most so many are mapped, since a map holds a file descriptor.
+#: Smallest mapped tensor in bytes, and most maps, because each map holds a file descriptor.
 _LEAST_BYTES, _MOST_MAPS = 1 << 20, 256
-#: Fields of the messages on the way to the weights: ``ModelProto.graph``, ``GraphProto.initializer``,
-#: ``TensorProto.raw_data``.
+#: Field numbers of ``ModelProto.graph``, ``GraphProto.initializer`` and ``TensorProto.raw_data``.
 _GRAPH, _INITIALISER, _RAW = 7, 5, 9
-#: Wire types: a number of variable length, 8 bytes, a length and so many bytes, 4 bytes.
+#: Wire types: variable-length integer, 8 bytes, length-delimited bytes, 4 bytes.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Where the large initialisers of a file lie.
-
-    Parameters
-    ----------
-    path
-        The file.
-    places
-        First byte and number of bytes by position among the graph's initialisers.
-    """
+    """Locations of the large initialisers of a file: offset and bytes by position in the graph's initialisers."""
 
     path: Path | None = None
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def array(self, number: int, tensor: onnx.TensorProto) -> np.ndarray | None:
-        """Return an initialiser as a read-only map; ``None``, its bytes put back, where it has to be parsed."""
+        """Return an initialiser as a read-only map; ``None``, with its bytes restored, where it must be parsed."""
         from roller.models.onnx.types import dtype_name, onnx_dtype
 
         if number not in self.places or self.path is None:
@@ -64,10 +55,7 @@ class Weights:
 
 
 def without_weights(path: Path) -> tuple[bytes, Weights] | None:
-    """Return the message of a file without its large weights, and where these lie.
-
-    ``None`` where there are none, or the file is not as exporters write it; protobuf then says what is wrong with it.
-    """
+    """Return a file's message without large weights, and their locations; ``None`` for none or an unusual file."""
     size = path.stat().st_size
     if size < _LEAST_BYTES:
         return None
@@ -80,7 +68,7 @@ def without_weights(path: Path) -> tuple[bytes, Weights] | None:
 
 
 def _slim(data: mmap.mmap, least: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
-    """Return the message without weights of ``least`` bytes or more; ``ValueError`` where it is an odd one."""
+    """Return the message without weights of at least ``least`` bytes; raise ``ValueError`` for an unusual message."""
     outer, graphs, places = list[bytes](), 0, dict[int, tuple[int, int]]()
     for number, kind, start, first, last in _fields(data, 0, len(data)):
         if number != _GRAPH or kind != _BYTES:
@@ -106,7 +94,7 @@ def _slim(data: mmap.mmap, least: int) -> tuple[bytes, dict[int, tuple[int, int]
 
 
 def _raw(data: mmap.mmap, first: int, last: int, least: int) -> tuple[bytes, tuple[int, int]] | None:
-    """Return a tensor without its raw data and where they lie; ``None`` where they are small, or none."""
+    """Return a tensor without its raw data, and their location; ``None`` where they are small or absent."""
     if last - first < least:
         return None
     rest, found = list[bytes](), list[tuple[int, int]]()
@@ -119,7 +107,7 @@ def _raw(data: mmap.mmap, first: int, last: int, least: int) -> tuple[bytes, tup
 
 
 def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield number, wire type, first byte, and range of the content of every field of a message."""
+    """Yield number, wire type, first byte, and content range of every field of a message."""
     while at < end:
         start = at
         tag, at = _varint(data, at, end)
@@ -132,7 +120,7 @@ def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int,
         elif kind in (_FIXED64, _FIXED32):
             last = at + (8 if kind == _FIXED64 else 4)
         else:
-            raise ValueError("a wire type ONNX has no use for")
+            raise ValueError("a wire type that ONNX does not use")
         if last > end:
             raise ValueError("a field that ends outside of its message")
         yield tag >> 3, kind, start, at, last
@@ -153,7 +141,7 @@ def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Return a field of bytes as it stands in a message."""
+    """Return an encoded length-delimited field."""
     out, length = bytearray([number << 3 | _BYTES]), len(content)
     while length > 127:
         out.append(length & 127 | 128)

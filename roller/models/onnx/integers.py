@@ -1,8 +1,7 @@
-"""Sums of products of 8-bit integers: zero points taken out of the sum where that is exact.
+"""Sums of products of 8-bit integers, with zero points moved out of the sum where that is exact.
 
-With constant weights ``sum (x - x0) (w - w0)`` is ``sum x w' - x0 sum w'`` of ``w' = w - w0``, where ``w'`` has 8 bits
-too: a sum of plain products, which processors have instructions for, and a constant per column behind it. Padding
-reads ``x0``, which stands for zero.
+With constant weights, ``sum (x - x0) (w - w0)`` is ``sum x w' - x0 sum w'`` with ``w' = w - w0``: where ``w'`` fits 8
+bits, a sum of plain products, for which processors have instructions, and a constant per column. Padding reads ``x0``.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from roller.models.onnx.lowering import Compute, Site
 
 #: Position of the constant bias, integers per column, of roller's own ``ConvInteger`` and ``MatMulInteger``.
 BIAS = 4
-#: Largest byte, less a zero point or not.
+#: Largest magnitude of a byte minus a zero point.
 _LARGEST = 255
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a sum of plain products ends, and the constants that takes."""
+    """The ending of a sum of plain products, and its constants."""
 
     ending: Callable[[Scalar], Scalar] | None = None
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def centred(weights: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarray | None:
-    """Return constant weights less their zero points in 8 bits; ``None`` where they need more.
+    """Return constant weights minus their zero points in 8 bits; ``None`` where they need more.
 
     Examples
     --------
@@ -59,7 +58,7 @@ def centred(weights: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarr
 
 
 def fits(weights: np.ndarray, bias: np.ndarray | None, axis: int) -> bool:
-    """Return whether no sum of bytes times constant weights, its zero point and its bias leave 32 bits on the way."""
+    """Whether sums of bytes times constant weights, with zero point and bias, fit 32 bits at every step."""
     others = tuple(d for d in range(weights.ndim) if d != axis % weights.ndim)
     most = 2 * _LARGEST * np.abs(weights.astype(np.int64)).sum(others)
     added = np.abs(bias.astype(np.int64)).reshape(-1) if bias is not None else np.zeros(1, np.int64)
@@ -67,7 +66,7 @@ def fits(weights: np.ndarray, bias: np.ndarray | None, axis: int) -> bool:
 
 
 def ended(site: Site, along: Index, totals: np.ndarray) -> Ended:
-    """Return what ends a sum of plain products: the zero point of input 2 times ``-totals``, and the bias."""
+    """Return the ending of a sum of plain products: the zero point of input 2 times ``-totals``, and the bias."""
     zero, known, bias = site.input(2), site.constant(2), site.constant(BIAS)
     name, shift = site.output.name, np.zeros(1, np.int64)
     constants, moving = dict[str, np.ndarray](), zero is not None and known is None
@@ -106,7 +105,7 @@ def stages(
 
 
 def less(site: Site, read: Load, position: int, where: tuple[Index, ...]) -> Scalar:
-    """Return an element less its zero point at input ``position``, in 32 bits."""
+    """Return an element minus its zero point at input ``position``, in 32 bits."""
     zero, wide = site.input(position), Cast("int32", read)
     known = site.constant(position)
     if zero is None:

@@ -1,4 +1,4 @@
-"""Interpolation along one axis, as positions, a matrix of weights or its band: what Resize needs to know, in NumPy."""
+"""Interpolation along one axis, as positions, a weight matrix or its band, in NumPy."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from roller.models.onnx.lowering import Unsupported
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the positions of one axis relate to those of its source.
+    """Mapping of target positions to source positions along one axis.
 
     Parameters
     ----------
     source, target
         Elements of the axis before and after.
     scale
-        Positions of the target per position of the source: a ratio of sizes, or :func:`simplest` of a factor.
+        Target positions per source position: a ratio of sizes, or :func:`simplest` of a factor.
     mode
-        Coordinate transformation of ONNX.
+        Coordinate transformation mode of ONNX.
     roi
-        First and last position taken, as parts of the axis (``tf_crop_and_resize``).
+        Start and end of the region of interest, as fractions of the axis (``tf_crop_and_resize``).
     """
 
     source: int
@@ -35,16 +35,14 @@ class Sampling:
     roi: tuple[Fraction, Fraction] = (Fraction(0), Fraction(1))
 
     def coordinates(self) -> np.ndarray:
-        """Return the place in the source of every position of the target, float64 ``(target,)``."""
+        """Return the source position of every target element, float64 ``(target,)``."""
         places, unit = self.places()
         return np.asarray(places / unit, np.float64)
 
     def places(self) -> tuple[np.ndarray, int]:
-        """Return the place in the source of every position of the target as integers of one unit, ``(target,)``.
-
-        They are exact: which neighbour is the nearest hangs on the last bit, and ``4.5 * 20 / 6 - 0.5`` is 14.5, which
-        the float32 nearest to ``6 / 20`` makes 14.499999.
-        """
+        """Return exact source positions ``(target,)`` as integers in a common unit, and the unit."""
+        # The last bit decides which neighbour is nearest: ``4.5 * 20 / 6 - 0.5`` is 14.5, but 14.499999 with the
+        # float32 nearest to ``6 / 20``.
         slope, first = self._line()
         unit = math.lcm(slope.denominator, first.denominator)
         step, begin = int(slope * unit), int(first * unit)
@@ -52,7 +50,7 @@ class Sampling:
         return np.arange(self.target).astype(np.int64 if small else object) * step + begin, unit
 
     def _line(self) -> tuple[Fraction, Fraction]:
-        """Return the step of the places, and the first of them."""
+        """Return the step of source positions, and the first."""
         half, scale, n = Fraction(1, 2), Fraction(self.scale), self.source
         step = 1 / scale
         if self.mode == "half_pixel" or (self.mode == "pytorch_half_pixel" and self.target > 1):
@@ -61,7 +59,7 @@ class Sampling:
             return Fraction(0), Fraction(0)
         if self.mode == "half_pixel_symmetric":
             return step, Fraction(n, 2) * (1 - self.target / (scale * n)) + half * step - half
-        if self.mode == "align_corners":  # of the length as it is, a whole number, also where a factor makes none
+        if self.mode == "align_corners":  # uses the actual integer length, even where a factor gives none
             return Fraction(n - 1, max(self.target - 1, 1)), Fraction(0)
         if self.mode == "asymmetric":
             return step, Fraction(0)
@@ -75,7 +73,7 @@ class Sampling:
         raise Unsupported(f"Resize with coordinate_transformation_mode='{self.mode}' is none that ONNX defines")
 
     def outside(self) -> np.ndarray:
-        """Return which positions of the target take the extrapolation value."""
+        """Return a mask of target positions that take the extrapolation value."""
         if self.mode != "tf_crop_and_resize":
             return np.zeros(self.target, bool)
         places, unit = self.places()
@@ -85,7 +83,7 @@ class Sampling:
 def resized(
     shape: Sequence[int], sizes: Sequence[int], axes: Sequence[int], policy: str
 ) -> tuple[list[Fraction], tuple[int, ...]]:
-    """Return the scale of every axis of ``axes`` and the shape of a Resize to ``sizes``, by its aspect ratio policy.
+    """Return the scale per axis of ``axes``, and the shape of a Resize to ``sizes`` by its aspect ratio policy.
 
     Examples
     --------
@@ -108,15 +106,14 @@ def resized(
 
 
 def simplest(value: float) -> Fraction:
-    """Return the fraction of the smallest denominator that float32 rounds to the same number as ``value``.
-
-    Factors and regions come in float32; what was rounded to it is meant.
+    """Return the fraction with the smallest denominator that rounds to the same float32 as ``value``.
 
     Examples
     --------
     >>> simplest(0.6), simplest(np.float32(1 / 3)), simplest(-2.0)
     (Fraction(3, 5), Fraction(1, 3), Fraction(-2, 1))
     """
+    # Factors and regions are stored as float32; the fraction before rounding is intended.
     held = np.float32(value)
     if not np.isfinite(held):
         raise Unsupported(f"Resize by {value}, which is no number")
@@ -130,7 +127,7 @@ def simplest(value: float) -> Fraction:
 
 
 def _between(low: Fraction, high: Fraction) -> Fraction:
-    """Return the fraction of the smallest denominator strictly between two that are not negative."""
+    """Return the fraction with the smallest denominator strictly between two non-negative ones."""
     whole = low.numerator // low.denominator
     if whole + 1 < high:
         return Fraction(whole + 1)
@@ -140,12 +137,9 @@ def _between(low: Fraction, high: Fraction) -> Fraction:
 
 
 def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
-    """Return the position each element of the target takes, ``(target,)``; ``rounding`` is ONNX's nearest_mode.
-
-    ``simple`` is what there was before: down where an axis grows, up where it shrinks.
-    """
+    """Return the source position of each target element, ``(target,)``; ``rounding`` is ONNX's nearest_mode."""
     x, unit = sampling.places()
-    if rounding == "simple":
+    if rounding == "simple":  # before version 11: down where an axis grows, up where it shrinks
         rounding = "ceil" if sampling.scale < 1 else "floor"
     rounds: dict[str, Callable[[], np.ndarray]] = {
         "round_prefer_floor": lambda: -((unit - 2 * x) // (2 * unit)),
@@ -163,7 +157,7 @@ def _linear(distance: np.ndarray) -> np.ndarray:
 
 
 def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Return Keys' cubic kernel of ``a``."""
+    """Return Keys' cubic kernel with coefficient ``a``."""
 
     def kernel(distance: np.ndarray) -> np.ndarray:
         d = np.abs(distance)
@@ -194,23 +188,16 @@ def weights(
     return table
 
 
-#: Largest step of a band: a period of the target over as many positions of the source has weights of its own.
+#: Largest step of a band: source positions per period of the target.
 _STEPS = 8
 
 
 @dataclass(frozen=True)
 class Band:
-    """The weights of a matrix that are not zero: few per target, from a position on that an access map can say.
+    """The non-zero weights of an interpolation matrix, at positions that an access map can express.
 
     Target ``y`` takes ``table[y, k]`` times source ``step * (y // period) + offset + k``; positions outside of the
-    source have no weight.
-
-    Parameters
-    ----------
-    step, period, offset
-        Of the first position of each target.
-    table
-        Weights, float64 ``(target, taps)``.
+    source have zero weight. ``table`` is float64 ``(target, taps)``.
     """
 
     step: int
@@ -220,12 +207,7 @@ class Band:
 
 
 def band(table: np.ndarray) -> Band | None:
-    """Return the narrowest band that holds all weights; ``None`` where it is not at most half as wide as the source.
-
-    Notes
-    -----
-    An access map has no multiplication before a division, so that a ratio ``period / step`` costs up to ``step - 1``
-    taps beyond those of the kernel. Of bands of one width that of the smallest step and period is taken.
+    """Return the narrowest band that holds all weights; ``None`` if it is wider than half the source.
 
     Examples
     --------
@@ -236,8 +218,10 @@ def band(table: np.ndarray) -> Band | None:
     (1, 2, 0, [[1.0, 0.0], [0.5, 0.5], [1.0, 0.0], [0.5, 0.5], [1.0, 0.0]])
     """
     target, source = table.shape
+    # Access maps cannot multiply before dividing, so a ratio ``period / step`` costs up to ``step - 1`` extra taps.
+    # Among bands of one width, the smallest step and period are chosen.
     held, y = table != 0, np.arange(target)
-    some = held.any(axis=1)  # outside of a region a target has no weight at all
+    some = held.any(axis=1)  # a target outside of a region has no weights
     if not some.any():
         return None
     first, last = held.argmax(axis=1)[some], source - 1 - held[:, ::-1].argmax(axis=1)[some]

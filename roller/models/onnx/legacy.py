@@ -1,8 +1,7 @@
-"""Operators as the sets before 7 have them, written as set 7 has them while a model is traced.
+"""Conversion of nodes from operator sets before 7 to set 7 during tracing, when shapes are known.
 
-Shapes are numbers then, so alignment by ``axis`` is exact, and bodies are traced like the graph. onnx's own converter
-(1.23) is not asked: of second operands that ``axis`` aligns it takes those alone that stand at axis 0 or at the end, of
-logic and comparisons none, and it leaves the slopes of a PRelu where set 7 reads them along the last axis.
+onnx's own converter (1.23) is not used: it supports ``axis`` only at the first or last dimensions, not for logic and
+comparisons, and leaves PRelu slopes where set 7 reads them along the last axis.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from roller.models.onnx.tracer_interface import GraphTracer
 
 
 class _Odd(Exception):
-    """Why a node cannot be written in set 7."""
+    """A node cannot be converted to set 7."""
 
 
 Inputs: TypeAlias = tuple[str, ...]
-#: Changes a node in place; returns what it reads then, by names of the whole.
+#: Converts a node in place; returns its new inputs by unique name.
 Rule: TypeAlias = Callable[[GraphTracer, onnx.NodeProto, Inputs], Inputs]
 
 
 def modern(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[onnx.NodeProto, Inputs] | str:
-    """Return a node of ONNX's own domain as set 7 has it and what it reads, or why that cannot be."""
+    """Return a node of ONNX's own domain and its inputs in set 7, or the reason why that is impossible."""
     if tracer.loaded.written not in range(1, OLDEST):
         return node, inputs
     out = onnx.NodeProto()
     out.CopyFrom(node)
-    _dropped(out, "consumed_inputs")  # which inputs an operator may overwrite: before set 6, and no part of the result
+    _dropped(out, "consumed_inputs")  # before set 6, inputs that may be overwritten; no effect on results
     _say_defaults(out, tracer.loaded.written)
     rule = _RULES.get(node.op_type)
     try:
@@ -44,7 +43,7 @@ def modern(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[o
 
 
 def _say_defaults(node: onnx.NodeProto, written: int) -> None:
-    """Say what a node leaves to the defaults of its own set, where set 7 has others (the constants of a Selu)."""
+    """Add attributes whose defaults differ between the node's own set and set 7 (the constants of Selu)."""
     said = {a.name for a in node.attribute}
     later = _defaults(node.op_type, OLDEST)
     for name, default in _defaults(node.op_type, written).items():
@@ -53,10 +52,10 @@ def _say_defaults(node: onnx.NodeProto, written: int) -> None:
 
 
 def _defaults(operator: str, version: int) -> dict[str, onnx.AttributeProto]:
-    """Return the attributes an operator of a set has, by name; one without a default holds no value."""
+    """Return the attributes of an operator in a set, by name; one without a default holds no value."""
     try:
         schema = onnx.defs.get_schema(operator, version, "")
-    except onnx.defs.SchemaError:  # nothing of ONNX's own
+    except onnx.defs.SchemaError:  # not an ONNX operator
         return {}
     return {name: a.default_value for name, a in schema.attributes.items()}
 
@@ -97,7 +96,7 @@ def _reshaped(tracer: GraphTracer, node: onnx.NodeProto, name: str, shape: tuple
 
 
 def _aligned(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Give the second operand the dimensions of one element that put it where ``axis`` says."""
+    """Reshape the second operand to align at ``axis``."""
     told, axis = bool(_value(node, "broadcast", 0)), _value(node, "axis")
     _dropped(node, "broadcast", "axis")
     one, other = (tracer.values[n] for n in inputs)
@@ -116,13 +115,13 @@ def _aligned(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Input
 
 
 def _product(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Say nothing of broadcasting: the third operand of a Gemm aligns with the last dimensions."""
+    """Drop ``broadcast``: the third operand of a Gemm aligns with the last dimensions."""
     _dropped(node, "broadcast")
     return inputs
 
 
 def _slopes(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Put slopes per channel where the channels are."""
+    """Reshape PRelu slopes per channel to align with the channels."""
     x, slope = (tracer.values[n] for n in inputs)
     if len(slope.shape) == 1 and slope.elements != 1 and len(x.shape) > 1 and slope.shape[0] == x.shape[1]:
         return inputs[0], _reshaped(tracer, node, inputs[1], (slope.elements, *(1,) * (len(x.shape) - 2)))
@@ -130,7 +129,7 @@ def _slopes(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs
 
 
 def _inference(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Refuse training where a node says it; what says nothing is meant for inference, as in set 7."""
+    """Refuse training mode; without ``is_test`` a node is in inference, as in set 7."""
     if _value(node, "is_test", 1) == 0:
         raise _Odd("is_test=0 is training. Export the model for inference")
     _dropped(node, "is_test")
@@ -138,7 +137,7 @@ def _inference(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inp
 
 
 def _shape_beside(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Read the target of a Reshape from an input."""
+    """Make the target shape of a Reshape an input."""
     shape = _value(node, "shape")
     if shape is None:
         return inputs
@@ -148,14 +147,14 @@ def _shape_beside(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> 
 
 
 def _channels(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Concat along axis 1 where a node does not say which one."""
+    """Set the default axis 1 of a Concat."""
     if _value(node, "axis") is None:
         _given(node, "axis", 1)
     return inputs
 
 
 def _target(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Say the type of a Cast by its number."""
+    """Convert the type of a Cast from a name to a number."""
     to = _value(node, "to")
     if isinstance(to, bytes):
         _given(node, "to", onnx.TensorProto.DataType.Value(to.decode().upper()))
@@ -163,13 +162,13 @@ def _target(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs
 
 
 def _paddings(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Name the amounts of a Pad as set 2 does."""
+    """Rename the attribute of a Pad."""
     _renamed(node, "paddings", "pads")
     return inputs
 
 
 def _power(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Say the p of a norm as an integer."""
+    """Convert the ``p`` of a norm to an integer."""
     p = _value(node, "p", 2)
     if float(str(p)) != int(float(str(p))):
         raise _Odd(f"p={p} is no whole number")
@@ -178,7 +177,7 @@ def _power(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
 
 
 def _parts(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Say the sizes of a Split by an attribute."""
+    """Make the sizes of a Split an attribute."""
     if len(inputs) > 1 and inputs[1]:
         sizes = tracer.constants.get(inputs[1])
         if sizes is None:
@@ -189,7 +188,7 @@ def _parts(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
 
 
 def _repeats(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Say how often a Tile repeats each dimension, instead of one."""
+    """Convert the repetition of one axis of a Tile to repetitions of all."""
     if len(inputs) < 3:
         return inputs
     tiles, axis = (tracer.constants.get(n) for n in inputs[1:3])
@@ -202,7 +201,7 @@ def _repeats(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Input
 
 
 def _scales(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Say the scales of an Upsample in one attribute."""
+    """Combine the scales of an Upsample into one attribute."""
     height, width = _value(node, "height_scale"), _value(node, "width_scale")
     if height is not None and width is not None:
         _dropped(node, "height_scale", "width_scale")
@@ -211,9 +210,9 @@ def _scales(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs
 
 
 def _recurrent(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Drop what says whether the whole sequence is wanted: outputs that are named say it."""
+    """Drop ``output_sequence``, which named outputs replace."""
     _dropped(node, "output_sequence")
-    if _value(node, "direction") == b"foward":  # as set 1 spells its own default
+    if _value(node, "direction") == b"foward":  # set 1 misspells its default
         _given(node, "direction", "forward")
     return inputs
 

@@ -1,4 +1,4 @@
-"""A model as it comes (path, bytes, message) taken apart: a graph without weights, and the weights as arrays."""
+"""Loads a model (path, bytes, message) as a graph without weights, and the weights as arrays."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from roller.models.onnx.inline import Weights, without_weights
 from roller.models.onnx.ordering import MAX_DEPTH
 from roller.models.onnx.types import inline_array, tensor_type
 
-#: The oldest operator set that inference and lowerings know.
+#: Oldest operator set that inference and lowerings support.
 OLDEST = 7
-#: A protobuf message cannot be larger; beyond it weights lie beside the model.
+#: Largest protobuf message; larger models have external weights.
 MAX_MESSAGE_BYTES = (1 << 31) - 1
-#: Bytes a model may begin with, the tags of its fields, and how many bytes are looked at to tell what else a file is.
+#: Valid first bytes of a model, which are tags of its fields, and the bytes examined to identify other files.
 _FIRST_BYTES = {bytes([f.number << 3 | (0 if f.cpp_type == f.CPPTYPE_INT64 else 2)])
                 for f in onnx.ModelProto.DESCRIPTOR.fields if f.number < 16}  # fmt: skip
 _LOOKED_AT = 256
@@ -33,24 +33,18 @@ _LOOKED_AT = 256
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model taken apart.
+    """A loaded model.
 
     Parameters
     ----------
-    name
-        For people.
     graph
-        Without initialisers and without calls of functions local to the model.
-    initialisers
-        Arrays by name.
+        Without initialisers and without calls of local functions.
     opsets
-        Version by domain; ``""`` is ONNX's own, of which sets before 7 are read as 7.
+        Versions by domain; ``""`` is ONNX's own, where sets before 7 are given as 7.
     written
-        Version of ONNX's own domain that the file is written in.
-    ir_version
-        Of the file.
+        Version of ONNX's own domain in the file.
     array
-        Reads a tensor of a body, wherever its data lies.
+        Reads a tensor of a body, whose data may be external.
     """
 
     name: str
@@ -63,7 +57,7 @@ class Loaded:
 
 
 def load(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path | None = None) -> Loaded:
-    """Return a model taken apart; the message passed in stays as it is."""
+    """Load a model; a message passed in is not modified."""
     folder = None if base_dir is None else Path(base_dir)
     label = "model"
     if isinstance(model, (str, Path)):
@@ -79,7 +73,7 @@ def load(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path | Non
 
 
 def _contents(path: Path) -> tuple[bytes, Weights]:
-    """Return the message of a file, and where the weights lie that are not in it."""
+    """Return the message of a file, and the locations of weights that it lacks."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -108,7 +102,7 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
 
 
 def _other_format(data: bytes) -> str:
-    r"""Return what data are that begin as no ONNX model does, and what to do; empty where they do.
+    r"""Return a description of data that are no ONNX model, with a remedy; empty where they may be one.
 
     Examples
     --------
@@ -126,7 +120,7 @@ def _other_format(data: bytes) -> str:
 
 
 def _is_text(start: bytes) -> bool:
-    """Whether the first bytes of a file are UTF-8 without control characters; the last one may be cut."""
+    """Whether the first bytes of a file are UTF-8 without control characters; the last character may be incomplete."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(start)
     except UnicodeDecodeError:
@@ -135,7 +129,7 @@ def _is_text(start: bytes) -> bool:
 
 
 def _apart(model: onnx.ModelProto, label: str, external: ExternalData, weights: Weights) -> Loaded:
-    """Take the weights out and call functions inline, in a message of our own."""
+    """Separate the weights and inline functions, in a new message."""
     source = model.graph
     name = source.name or label
     check_names(source, label)
@@ -165,7 +159,7 @@ def _apart(model: onnx.ModelProto, label: str, external: ExternalData, weights: 
 
 
 def check_names(graph: onnx.GraphProto, where: str, depth: int = 0) -> None:
-    """Refuse names that are no text (protobuf hands them out as bytes), and bodies nested too deep."""
+    """Refuse names that are not UTF-8 (protobuf returns them as bytes), and bodies nested too deep."""
     if depth > MAX_DEPTH:
         raise ModelError(f"{where}: bodies are nested deeper than {MAX_DEPTH}.")
     entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
@@ -196,14 +190,14 @@ def _opsets(model: onnx.ModelProto, name: str) -> dict[str, int]:
 def _inlined(
     model: onnx.ModelProto, graph: onnx.GraphProto, initialisers: dict[str, np.ndarray], name: str
 ) -> onnx.GraphProto:
-    """Return the graph with calls of the model's functions replaced by their bodies."""
+    """Return the graph with calls of local functions replaced by their bodies."""
     check_expansion(model.functions, graph, name)
     shell = onnx.ModelProto(ir_version=model.ir_version)
     shell.opset_import.extend(model.opset_import)
     shell.functions.extend(model.functions)
     shell.graph.CopyFrom(graph)
     known = {i.name for i in graph.input}
-    # Weights become inputs meanwhile: the inliner copies what it is given, and must see their names as taken.
+    # Weights are temporary inputs: the inliner copies its argument, and must treat their names as used.
     extra = [n for n in initialisers if n not in known]
     for n in extra:
         shell.graph.input.append(onnx.ValueInfoProto(name=n, type=tensor_type(onnx.TensorProto.FLOAT, ())))

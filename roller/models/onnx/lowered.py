@@ -1,7 +1,4 @@
-"""Every node of a graph lowered: to parts (:mod:`roller.models.graph.parts`), one or several each.
-
-:mod:`roller.models.graph.fusion` makes kernels of them.
-"""
+"""Lowers all nodes of a graph to parts (:mod:`roller.models.graph.parts`)."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ from roller.models.onnx.lowering import (
     lower_node,
 )
 
-#: How often a node may be rewritten into simpler ones: a lowering that goes round in circles is an error.
+#: Deepest nesting of rewrites; a deeper one is an infinite cycle.
 _MOST_REWRITES = 32
 
 
 def lower_graph(graph: Graph) -> Lowering:
-    """Lower every node; nodes that cannot be stay among the parts with their reasons."""
+    """Lower every node; nodes without a lowering become refused parts."""
     out = Lowering(graph, values=dict(graph.values), constants=dict(graph.constants))
     found: list[Part] = []
     repeats = Repeats()
@@ -46,7 +43,7 @@ def lower_graph(graph: Graph) -> Lowering:
         if kind is not None and known is None:
             repeats.learn(kind, node, parts)
         refused = next((p for p in parts if isinstance(p, Refused)), None)
-        # A node of which a part is refused is refused whole: what it was rewritten into means nothing to a reader.
+        # A node is refused as a whole if one of its parts is, because the user does not know its rewritten nodes.
         found += parts if refused is None else [Refused(node, refused.reason)]
     out.parts = found
     out.drop_unread()
@@ -54,7 +51,7 @@ def lower_graph(graph: Graph) -> Lowering:
 
 
 def refusal(name: str, refused: list[Refused], fallback: str | None = None) -> ModelError:
-    """Return the error that lists all nodes that cannot be lowered, like ones together."""
+    """Return the error that lists all nodes without a lowering, grouped by reason."""
     remedy = "Change these nodes: their values cannot pass between kernels and another runtime."
     if fallback is None:
         remedy = "Pass fallback='onnxruntime' to run these nodes, and only these, with ONNX Runtime."
@@ -71,7 +68,7 @@ def _some(names: list[str], most: int = 4) -> str:
 
 
 def _lowered(node: Node, origin: str, out: Lowering, depth: int) -> list[Part]:
-    """Lower one node, and what it is rewritten into."""
+    """Lower one node and the nodes that it is rewritten into."""
     if isinstance(node, Region):
         return [FallbackSubgraph(node.attributes["model"], node.inputs, node.outputs, node.members)]
     for name in node.outputs:
@@ -85,7 +82,7 @@ def _lowered(node: Node, origin: str, out: Lowering, depth: int) -> list[Part]:
         return _parts(node, origin, found, out, depth)
     except Unsupported as why:
         return [Refused(node, str(why))]
-    except ExprError as why:  # a form the lowering did not foresee
+    except ExprError as why:  # a case that the lowering does not handle
         return [Refused(node, f"no tensor expression: {why}")]
 
 
@@ -108,7 +105,7 @@ def _site(node: Node, out: Lowering) -> Site:
 
 
 def _parts(node: Node, origin: str, found: Lowered, out: Lowering, depth: int) -> list[Part]:
-    """Return the parts of what a node was lowered to; what it brings along joins ``out``."""
+    """Return the parts of a lowered node; enter its constants and values in ``out``."""
     nodes = (origin,)
     if isinstance(found, (Compute, Called, Rewritten)):
         for name, array in found.constants.items():
@@ -142,7 +139,7 @@ def _view(source: str, target: str, offset: int, out: Lowering, nodes: tuple[str
 
 
 def _stages(node: Node, found: Compute, out: Lowering, nodes: tuple[str, ...]) -> Computed:
-    """Return the stages as one part; every stage has a spatial axis to tile, even that of a scalar."""
+    """Return the stages as one part."""
     stages = tuple(_literal(s, out.constants) for s in found.stages)
     made = {s.name for s in stages}
     wanted = tuple(n for n in node.outputs if n and n in made)
@@ -152,12 +149,12 @@ def _stages(node: Node, found: Compute, out: Lowering, nodes: tuple[str, ...]) -
     reads = dict.fromkeys(ld.tensor for s in stages for ld in s.loads if ld.tensor not in made)
     tensors = (Tensor(n, out.values[n].shape, out.values[n].dtype) for n in reads)
     part = Computed(tuple(tensors), stages, wanted, nodes)
-    part.expr  # noqa: B018 - refuses what is none
+    part.expr  # noqa: B018 - raises for invalid stages
     return part
 
 
 def _literal(s: Stage, constants: Mapping[str, np.ndarray]) -> Stage:
-    """Return a stage that has a spatial axis and constants of one element as literals."""
+    """Return a stage with at least one spatial axis, to tile, and with scalar constants as literals."""
 
     def leaf(n: Scalar) -> Scalar:
         held = constants.get(n.tensor) if isinstance(n, Load) and not n.guard else None

@@ -1,9 +1,8 @@
-"""How a node becomes tensor expressions: the registry of lowerings, and what a lowering may return.
+"""The registry of ONNX operator lowerings, and their result types.
 
-A lowering sees one node with its types and constant inputs (:class:`Site`) and says what the node is: stages of a
-tensor expression over the very names of the graph's values, a view, a concatenation, a call of the array library, or
-simpler nodes. It never fuses anything; :mod:`roller.models.onnx.partition` does. To add an operator write one function
-below ``operators/`` and decorate it.
+A lowering takes one node with types and constant inputs (:class:`Site`) and returns stages of a tensor expression over
+the graph's value names, a view, a concatenation, a library call, or simpler nodes. A new operator is one decorated
+function below ``operators/``.
 """
 
 from __future__ import annotations
@@ -21,21 +20,19 @@ from roller.models.graph.steps import Value
 
 
 class Unsupported(Exception):
-    """Why a node cannot be lowered: one sentence without the node's name."""
+    """Reason why a node cannot be lowered, as a sentence without the node's name."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A node with everything known about its surroundings.
+    """A node with its types and constant inputs.
 
     Parameters
     ----------
-    node
-        The operator.
     inputs, outputs
-        Types of its inputs and outputs; ``None`` where an optional one is absent.
+        Types; ``None`` for an absent optional one.
     constants
-        Values of its constant inputs; ``None`` where an input is not constant (or absent).
+        Values of constant inputs; ``None`` for others.
     """
 
     node: Node
@@ -44,26 +41,26 @@ class Site:
     constants: tuple[np.ndarray | None, ...]
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or ``default`` where the node does not give it."""
+        """Return an attribute, or ``default`` where the node lacks it."""
         return self.node.attributes.get(name, default)
 
     def input(self, position: int) -> Value | None:
-        """Return the type of an input, ``None`` where it is absent."""
+        """Return the type of an input, ``None`` if it is absent."""
         return self.inputs[position] if position < len(self.inputs) else None
 
     def required(self, position: int) -> Value:
-        """Return the type of an input that must be there."""
+        """Return the type of a required input."""
         found = self.input(position)
         if found is None:
             raise Unsupported(f"input {position} is missing")
         return found
 
     def constant(self, position: int) -> np.ndarray | None:
-        """Return the value of a constant input, ``None`` where it is not constant or absent."""
+        """Return the value of a constant input, ``None`` for others."""
         return self.constants[position] if position < len(self.constants) else None
 
     def known(self, position: int, what: str) -> np.ndarray | None:
-        """Return the value of an input that must be constant where it is given; ``None`` where it is absent."""
+        """Return the value of an input that must be constant if present; ``None`` if it is absent."""
         value = self.constant(position)
         if value is None and self.input(position) is not None:
             raise Unsupported(f"{what} is computed at run time, and shapes must be known: give it as a constant")
@@ -71,7 +68,7 @@ class Site:
 
     @property
     def output(self) -> Value:
-        """The type of the only output that matters, the first one."""
+        """The type of the first output, which must be present."""
         first = self.outputs[0]
         if first is None:
             raise Unsupported("its first output, which its other ones are of, is absent")
@@ -80,10 +77,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Compute:
-    """Stages that read the site's inputs and write its outputs, all by the names of the graph's values.
+    """Stages that read the site's inputs and write its outputs, by the graph's value names.
 
-    Intermediate tensors take names that begin with that of the first output (``f"{output}/max"``). Axis names mean
-    something within one ``Compute`` only. ``constants`` are arrays the lowering made (tables), named likewise.
+    Names of intermediate tensors and of ``constants`` (arrays created by the lowering) start with the first output's
+    name (``f"{output}/max"``). Axis names are local to one ``Compute``.
     """
 
     stages: tuple[Stage, ...]
@@ -92,7 +89,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """The first output has the elements of the input at ``position``, from element ``offset`` on, in the same order."""
+    """The first output is a contiguous range of the input at ``position``, from element ``offset`` on."""
 
     position: int = 0
     offset: int = 0
@@ -100,14 +97,14 @@ class Reshaped:
 
 @dataclass(frozen=True)
 class Joined:
-    """The output is all inputs side by side along ``axis`` (not negative)."""
+    """The output concatenates all inputs along ``axis`` (non-negative)."""
 
     axis: int
 
 
 @dataclass(frozen=True)
 class Called:
-    """A function of :mod:`roller.models.session.library`; ``inputs``: its names, by default all of the node's."""
+    """A function of :mod:`roller.models.session.library`; ``inputs`` are value names, by default all of the node's."""
 
     function: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -117,7 +114,7 @@ class Called:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """Simpler nodes that compute the same; ``values`` types what they make in between, all are lowered in turn."""
+    """Equivalent simpler nodes, which are lowered in turn; ``values`` has the types of intermediate values."""
 
     nodes: tuple[Node, ...]
     values: Mapping[str, Value] = field(default_factory=dict)
@@ -145,19 +142,19 @@ def lowers(*ops: str, domain: str = "") -> Callable[[Lowering], Lowering]:
 
 
 def has_lowering(domain: str, op: str) -> bool:
-    """Return whether some lowering knows an operator; it may still refuse a use of it."""
+    """Whether an operator has a lowering, which may still refuse some uses."""
     import roller.models.onnx.operators  # noqa: F401 - fills the registry
 
     return (domain, op) in LOWERINGS
 
 
 def no_lowering(node: Node) -> str:
-    """Return the reason to refuse a node whose operator no lowering knows."""
+    """Return the reason for refusing a node whose operator has no lowering."""
     return f"operator {node.op}{f' of domain {node.domain!r}' if node.domain else ''} has no lowering"
 
 
 def lower_node(site: Site) -> Lowered:
-    """Return what a node is."""
+    """Return the lowering of a node."""
     import roller.models.onnx.operators  # noqa: F401 - fills the registry
 
     node = site.node
@@ -166,5 +163,5 @@ def lower_node(site: Site) -> Lowered:
         raise Unsupported(no_lowering(node))
     try:
         return found(site)
-    except ExprError as err:  # what a builder of roller.ops refuses
+    except ExprError as err:  # a builder of roller.ops refuses the arguments
         raise Unsupported(str(err)) from err

@@ -1,8 +1,7 @@
-"""Large weights of a noted program stay in the files they came in; the note says where, and which files it goes by.
+"""Files of large weights that a noted program refers to, and the identity by which changes are detected.
 
-A file is the same where nothing that :func:`identity` looks at changed. Whoever writes a file, or puts another one in
-its place, changes the time of its last change, which nobody can set. A clock has ticks, so a file that was written
-shortly before it was looked at is not settled and leaves no note.
+A file is unchanged if :func:`identity` is: the change time cannot be set by programs. Because clocks have ticks, a file
+written shortly before is not settled and gets no note.
 """
 
 from __future__ import annotations
@@ -16,18 +15,14 @@ from typing import Any
 
 import numpy as np
 
-#: Constants from this size on stay in their file; of smaller ones the note has the bytes.
+#: Smallest constant in bytes that stays in its file; the note contains smaller ones.
 LEAST_BYTES = 1 << 20
-#: A file that was changed in the last so many seconds may change again without a trace: the clock of a file system may
-#: tick every two seconds.
+#: Seconds within which a file could change again unnoticed: the clock of a file system may tick every two seconds.
 SETTLED_S = 2.5
 
 
 def identity(path: Path) -> list[int] | None:
-    """Return what another content of a file would change; ``None`` where it is no plain file.
-
-    Device and number of the file, its bytes, and the times (nanoseconds) of its last writing and its last change.
-    """
+    """Return device, inode, bytes, modification and change time (ns) of a regular file; otherwise ``None``."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -38,19 +33,19 @@ def identity(path: Path) -> list[int] | None:
 
 
 def settled(found: list[int], at_s: float) -> bool:
-    """Whether a file of this identity had been left alone for a while at a time (seconds since the epoch)."""
+    """Whether a file had been unchanged long enough at a time (seconds since the epoch)."""
     return max(found[3:]) < (at_s - SETTLED_S) * 1e9
 
 
 def inside(folder: Path, location: str) -> Path | None:
-    """Return the path of a file below a folder, links followed; ``None`` where it lies elsewhere."""
+    """Return the path of a file below a folder, with links resolved; ``None`` if it is outside."""
     root = os.path.realpath(folder)
     path = Path(os.path.realpath(Path(root, location)))
     return path if path.is_relative_to(root) else None
 
 
 def place_of(array: np.ndarray, folder: Path) -> tuple[str, int] | None:
-    """Return which file below ``folder`` holds a large array, and its first byte there; ``None`` where none does."""
+    """Return the file below ``folder`` that holds a large array, and the offset in bytes; ``None`` if there is none."""
     held: Any = array
     while isinstance(held, np.ndarray) and not isinstance(held.base, mmap.mmap):
         held = held.base
@@ -65,7 +60,7 @@ def place_of(array: np.ndarray, folder: Path) -> tuple[str, int] | None:
 
 
 def mapped(folder: Path, location: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Return an array that lies in a file; ``ValueError`` or ``OSError`` where the file has none there."""
+    """Return an array as a memory map of a file; raise ``ValueError`` or ``OSError`` where that fails."""
     path = inside(folder, location)
     if path is None:
         raise ValueError(location)
@@ -73,7 +68,7 @@ def mapped(folder: Path, location: str, offset: int, dtype: np.dtype[Any], shape
 
 
 def locations(model: Any) -> set[str]:
-    """Return the files beside a model (``ModelProto``) that tensors of it lie in, those of bodies and functions too."""
+    """Return the external files of a model (``ModelProto``), including those of bodies and functions."""
     found = {e.value for t in _tensors(model.graph) for e in t.external_data if e.key == "location"}
     for function in model.functions:
         found |= {e.value for t in _of_nodes(function.node) for e in t.external_data if e.key == "location"}

@@ -1,4 +1,4 @@
-"""Nodes in an order in which every value is written before it is read, and only those that are needed."""
+"""Topological order of the nodes that are needed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import onnx
 
 from roller.errors import ModelError
 
-#: Bodies within bodies.
+#: Deepest nesting of bodies.
 MAX_DEPTH = 24
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """Nodes that may run one after the other, and every name one of them reads."""
+    """Nodes in topological order, and all names that they read."""
 
     nodes: list[onnx.NodeProto]
     read: set[str]
 
 
 def reads(node: onnx.NodeProto, where: str, depth: int = 0) -> set[str]:
-    """Return the names a node reads, those its bodies take from around them included."""
+    """Return the names that a node reads, including outer names in its bodies."""
     names = {n for n in node.input if n}
     for attribute in node.attribute:
         bodies = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
@@ -42,7 +42,7 @@ def reads(node: onnx.NodeProto, where: str, depth: int = 0) -> set[str]:
 def in_order(
     nodes: Sequence[onnx.NodeProto], given: set[str], outside: Callable[[str], bool], wanted: set[str], where: str
 ) -> Ordered:
-    """Return the nodes ``wanted`` needs, sorted; those of a sorted model keep their order."""
+    """Return the nodes that ``wanted`` depends on, in topological order; a sorted model keeps its order."""
     writer: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.output:
@@ -83,7 +83,7 @@ def in_order(
 
 
 def _needed(sources: Sequence[set[str]], writer: dict[str, int], wanted: set[str]) -> set[int]:
-    """Return the nodes that some wanted name comes from."""
+    """Return the nodes that the wanted names depend on."""
     found: set[int] = set()
     open_names = [n for n in wanted if n in writer]
     while open_names:

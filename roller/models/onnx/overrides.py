@@ -1,4 +1,4 @@
-"""Shapes of a model's inputs: what the model says, what the caller says instead, and what follows for the rest."""
+"""Shapes of a model's inputs: declared shapes, the caller's overrides, and bound symbols."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Chosen:
     Parameters
     ----------
     types
-        As they will be, by input.
+        Final types by input.
     original
-        As the model declares them, where it declares numbers.
+        Declared types, with open dimensions as in ``types``.
     old_batch, new_batch
-        Set where a number was replaced by another one: constants of the model may still say the old one.
+        Set where a batch size was replaced: constants of the model may still contain the old one.
     changed
-        Whether the caller changed any number the model declares.
+        Whether the caller changed a declared number.
     """
 
     types: dict[str, Value]
@@ -43,14 +43,14 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Rebatching:
-    """A model traced for one batch whose constants say another one.
+    """Correction of constants of a model that contain another batch size than the one traced.
 
     Parameters
     ----------
     old, new
-        The number in the constants, and the one wanted.
+        Batch size in the constants, and the requested one.
     before
-        Types of all values at the old batch.
+        Types of all values at the old batch size.
     """
 
     old: int
@@ -58,11 +58,8 @@ class Rebatching:
     before: Mapping[str, Value]
 
     def target(self, shape: np.ndarray, source: Value, output: str) -> np.ndarray | None:
-        """Return the shape a Reshape should have, ``None`` where its own is right.
-
-        Only where, at the old batch, source and result both had it as first dimension, the shape says so literally,
-        and the source has the new one now: the result then keeps its rows.
-        """
+        """Return the corrected target of a Reshape; ``None`` where its own is right."""
+        # Only where source, result and target had the old batch as first dimension, and the source has the new one now.
         was, result = self.before.get(source.name), self.before.get(output)
         if was is None or result is None or not (was.shape and result.shape and source.shape) or shape.ndim != 1:
             return None
@@ -117,7 +114,7 @@ def input_types(
 
 
 def _override(model: str, name: str, dims: Dims | None, given: Sequence[int], symbols: dict[str, int]) -> Dims:
-    """Return the shape the caller gives an input; symbols it binds are bound everywhere."""
+    """Return the caller's shape of an input; bind its symbols in all inputs."""
     shape = tuple(given)
     if dims is not None and len(dims) != len(shape):
         raise ModelError(
@@ -130,7 +127,7 @@ def _override(model: str, name: str, dims: Dims | None, given: Sequence[int], sy
 
 
 def _set_batch(chosen: dict[str, Dims | None], free: Mapping[str, Dims], batch: int) -> int | None:
-    """Set the first dimension of inputs in place; return the number it replaced, ``None`` where it was a symbol."""
+    """Set the first dimension of inputs in place; return the number it replaced, ``None`` if it was a symbol."""
     symbolic = {n: d for n, d in free.items() if not isinstance(d[0], int)}
     if symbolic:
         bound = {d[0] for d in symbolic.values() if isinstance(d[0], str)}
@@ -148,7 +145,7 @@ def _set_batch(chosen: dict[str, Dims | None], free: Mapping[str, Dims], batch: 
 
 
 def _fixed(loaded: Loaded, name: str, dtype: str, dims: Dims | None) -> Value | str:
-    """Return an input's type, or what is unknown about it."""
+    """Return an input's type, or a description of its unknown shape."""
     if dims is None:
         return "of unknown rank"
     if not all(isinstance(d, int) for d in dims):
@@ -162,7 +159,7 @@ def _fixed(loaded: Loaded, name: str, dtype: str, dims: Dims | None) -> Value | 
 
 
 def _constant_type(loaded: Loaded, name: str, dtype: str, dims: Dims | None, values: Mapping[str, Any]) -> Value:
-    """Return the type of an input whose value the caller gives."""
+    """Return the type of an input whose value the caller provides."""
     array = np.asarray(values[name])
     if array.dtype.name != dtype:
         raise ModelError(f"values: {loaded.name} takes '{name}' as {dtype}, got {array.dtype.name}.")
@@ -174,7 +171,7 @@ def _constant_type(loaded: Loaded, name: str, dtype: str, dims: Dims | None, val
 
 
 def _was(now: Value, dims: Dims | None) -> Value:
-    """Return the type the model declares, with what it leaves open as it is now."""
+    """Return the declared type, with open dimensions as in ``now``."""
     if dims is None or len(dims) != len(now.shape):
         return now
     return Value(

@@ -1,4 +1,4 @@
-"""Zero padding before a convolution or an average folded into its own pads."""
+"""Folds zero padding into the pads of the next convolution or average pooling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller.models.onnx.draft import Draft
 
 
 def fold_padding(draft: Draft) -> bool:
-    """Fold Pad nodes into their readers in place; return whether any was."""
+    """Fold Pad nodes into their readers in place; return whether any was folded."""
     producers = draft.producers()
     changed = False
     for index, node in enumerate(draft.nodes):
@@ -29,26 +29,26 @@ def fold_padding(draft: Draft) -> bool:
         attributes = {**node.attributes, "pads": tuple(p + o for p, o in zip(spatial, own, strict=True))}
         attributes.pop("auto_pad", None)
         if node.op == "AveragePool":
-            # The zeros of the Pad were counted; pads of its own were not unless it says so.
+            # The Pad's zeros count in the average; the pooling's own padding counts only if it says so.
             if node.attributes.get("ceil_mode", 0) or (any(own) and not node.attributes.get("count_include_pad", 0)):
                 continue
             attributes["count_include_pad"] = 1
             if any(p >= k for p, k in zip(attributes["pads"], (*node.attributes["kernel_shape"],) * 2, strict=True)):
-                continue  # runtimes refuse windows that lie in the padding alone
+                continue  # runtimes refuse windows entirely within the padding
         draft.nodes[index] = replace(node, inputs=(pad.inputs[0], *node.inputs[1:]), attributes=attributes)
         changed = True
     return changed
 
 
 def _own_pads(node: Node, spatial: int) -> tuple[int, ...] | None:
-    """Return the pads a node has already, ``None`` where they depend on the size of its input."""
+    """Return the pads of a node, ``None`` where they depend on its input's size."""
     if node.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
         return None
     return tuple(node.attributes.get("pads", (0,) * (2 * spatial)))
 
 
 def _zero_pads(draft: Draft, pad: Node) -> list[int] | None:
-    """Return the amounts of a Pad with zeros, all begins before all ends; ``None`` where it is another one."""
+    """Return the amounts of a zero Pad, all begins before all ends; ``None`` for other Pads."""
     if pad.attributes.get("mode", "constant") != "constant":
         return None
     rank = len(draft.shape(pad.inputs[0]))

@@ -1,4 +1,4 @@
-"""From a graph to a program: every node lowered, element-wise chains fused into the kernels beside them."""
+"""Partition of a graph into a program: every node lowered, parts fused into kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def partition(graph: Graph, *, fallback: str | None = None) -> Program:
 
 @gc_paused()
 def partition_with_report(graph: Graph, *, fallback: str | None = None) -> Partition:
-    """Return the program of a graph with what became of its nodes, and why; as :func:`partition`."""
+    """Return the program of a graph with a report on its nodes."""
     fallback = fallback_of(fallback, graph.name)
     low = lower_graph(graph)
     refused = low.refused
@@ -53,7 +53,7 @@ def program_of(low: Lowering) -> Program:
 def _run(
     piece: Piece, low: Lowering, kernels: dict[str, KernelSource], known: dict[tuple[int, tuple[int, ...]], str]
 ) -> Run:
-    """Return the step of one piece; the kernel of a form is made once."""
+    """Return the step of one piece; the kernel of a form is created once."""
     label = " + ".join(piece.nodes)
     at = id(piece.form), tuple(k for k, name in enumerate(piece.inputs) if name in low.constants)
     if at not in known:
@@ -63,7 +63,7 @@ def _run(
 
 
 def _step(part: Named, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
-    """Return the step of one part; its kernel joins ``kernels``."""
+    """Return the step of one part; enter its kernel in ``kernels``."""
     if isinstance(part, Computed):
         for s in part.stages:
             if s.name in part.outputs:

@@ -1,10 +1,7 @@
-"""The program of a model beside the kernels of the cache: a model that was partitioned once is not taken apart again.
+"""Cached programs of models, so that a model is partitioned once.
 
-A note is found by a digest of everything that decides the program: the model's bytes, the overrides, roller's own
-sources and the packages that read models. It is kept only where it reads back equal, carries a checksum, and one that
-is damaged is as if it were not there. Weights beside the model, and large ones in a large model, stay where they are
-and are not hashed, which takes longer than reading them: the note holds for as long as their files are the same
-(``note_files.py``), and what is packed is read from them.
+A note's name is a digest of all inputs of the program: the model's bytes, overrides, roller's sources and package
+versions. External and large weights are not hashed but identified by their files (``note_files.py``).
 """
 
 from __future__ import annotations
@@ -34,29 +31,25 @@ from roller.models.onnx.inline import without_weights
 from roller.models.onnx.note_files import identity, inside, locations, mapped, place_of, settled
 from roller.runtime.cache_key import code_digest
 
-#: Larger models, and programs with more constants, are read anew; so many programs are kept at most.
+#: Most bytes of a noted model, and of the constants in a note; and the most notes kept.
 MOST_BYTES, MOST_NOTES = 1 << 26, 16
-#: What reading a damaged note, or writing one, may end in.
+#: Exceptions of reading a damaged note or of writing one.
 _DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RollerError)
-#: Bytes of the checksum, and of the length of what precedes the arrays.
+#: Bytes of the checksum, and of the length of the header.
 _SUM, _LENGTH = 32, 8
 _SUFFIX = ".program"
 
 
 @dataclass(frozen=True)
 class ProgramNote:
-    """Where the program of one model with one set of overrides is kept.
+    """The cached program of one model with one set of overrides.
 
     Parameters
     ----------
     folder
-        The cache folder; ``None`` for nowhere.
-    model
-        As :func:`roller.models.onnx.reader.read` takes it.
-    batch, shapes
-        Overrides.
+        The cache folder; ``None`` disables the note.
     base_dir
-        Folder of weights beside the model; a path's own by default.
+        Folder of external weights; the folder of the model by default.
     """
 
     folder: Path | None
@@ -66,7 +59,7 @@ class ProgramNote:
     base_dir: str | Path | None = None
 
     def load_or_make(self, make: Callable[[], Program]) -> Program:
-        """Return the program, made and kept where it is not known."""
+        """Return the cached program, or make and cache it."""
         began, path = time.time(), self.path()
         known = None if path is None else self._read(path)
         if known is not None:
@@ -77,9 +70,9 @@ class ProgramNote:
         return program
 
     def store(self, program: Program, before: Path, began_s: float) -> bool:
-        """Keep a program; say whether it was."""
+        """Cache a program; return whether that was possible."""
         path = self.path()
-        if path is None or path != before:  # the file was written meanwhile
+        if path is None or path != before:  # the model's file has changed
             return False
         try:
             files = self._files(began_s)
@@ -102,19 +95,19 @@ class ProgramNote:
 
     @property
     def _beside(self) -> Path | None:
-        """The folder that weights beside the model lie in."""
+        """The folder of external weights."""
         if self.base_dir is not None:
             return Path(self.base_dir)
         return Path(self.model).parent if isinstance(self.model, (str, Path)) else None
 
     def _files(self, began_s: float) -> dict[str, list[int]] | None:
-        """Return the files whose weights are not part of the digest; ``None`` where one of them is not settled."""
+        """Return the files whose weights the digest excludes; ``None`` where one is not settled."""
         found, folder = _contents(self.model), self._beside
         if found is None:
             return None
         data, places = found
         names = {Path(self.model).name} if places else set[str]()
-        if b"location" in data:  # tensors beside the model name their file so
+        if b"location" in data:  # the key of external tensors' files
             import onnx
 
             names |= locations(onnx.ModelProto.FromString(data))
@@ -128,16 +121,16 @@ class ProgramNote:
         return files
 
     def path(self) -> Path | None:
-        """Return the file of the note, ``None`` where the model has none."""
+        """Return the file of the note, ``None`` for a model without one."""
         found = None if self.folder is None else _contents(self.model)
         if self.folder is None or found is None:
             return None
         data, places = found
-        if places and self._beside != Path(self.model).parent:  # one folder is what a note knows
+        if places and self._beside != Path(self.model).parent:  # a note supports one folder
             return None
         try:
             shapes = sorted((name, [repr(n) for n in shape]) for name, shape in (self.shapes or {}).items())
-        except (TypeError, AttributeError):  # no shapes at all: the reader says so
+        except (TypeError, AttributeError):  # malformed shapes: the reader raises the error
             return None
         parts = [
             code_digest((".",)),
@@ -147,13 +140,13 @@ class ProgramNote:
             *map(_version, ("onnx", "numpy", "ml_dtypes", "roller")),
         ]
         if isinstance(self.model, (str, Path)):
-            parts.append(Path(self.model).name)  # a graph without a name takes that of its file
+            parts.append(Path(self.model).name)  # a graph without a name takes its file's name
         digest = hashlib.sha256(json.dumps(parts).encode() + b"\0" + data).hexdigest()
         return self.folder / "notes" / f"{digest}{_SUFFIX}"
 
 
 def _contents(model: Any) -> tuple[bytes, str] | None:
-    """Return the bytes of a model that may have a note, and where its file holds weights that are not among them."""
+    """Return a model's bytes without large weights, and the locations of these; ``None`` for a model without a note."""
     if isinstance(model, (bytes, bytearray)):
         return (bytes(model), "") if len(model) <= MOST_BYTES else None
     if not isinstance(model, (str, Path)):
@@ -180,7 +173,7 @@ def _version(package: str) -> str:
 
 
 def _bytes_of(program: Program, folder: Path | None, files: Mapping[str, list[int]]) -> bytes | None:
-    """Return a program as bytes, ``None`` where the constants that lie in none of the files are too many."""
+    """Return a program as bytes; ``None`` where too many constants are in none of the files."""
     rows: list[list[Any]] = []
     inside_note = list[np.ndarray]()
     for array in program.constants.values():
@@ -204,7 +197,7 @@ def _bytes_of(program: Program, folder: Path | None, files: Mapping[str, list[in
 
 
 def _program_of(data: bytes, folder: Path | None) -> Program:
-    """Return the program of a note; any of several errors where it is damaged, or files beside the model changed."""
+    """Return the program of a note; raise one of several errors where it is damaged or external files changed."""
     whole = memoryview(data)[_SUM:]
     if hashlib.sha256(whole).digest() != data[:_SUM]:
         raise ValueError("checksum")
@@ -218,10 +211,10 @@ def _program_of(data: bytes, folder: Path | None) -> Program:
             arrays[name] = mapped(folder, location, offset, dtype, tuple(shape))
             continue
         count = int(np.prod(shape, dtype=np.int64))
-        # Copied: aligned to its elements, and let go one by one as they are packed.
+        # Copied, for alignment and so that each is released once it is packed.
         arrays[name] = np.frombuffer(whole[start : start + count * dtype.itemsize], dtype).reshape(shape).copy()
         start += count * dtype.itemsize
-    for name, known in head["files"].items():  # after they were opened: what was opened is what is known
+    for name, known in head["files"].items():  # checked after opening, so that the opened files are verified
         path = inside(folder, name) if folder is not None else None
         if path is None or identity(path) != known:
             raise ValueError(name)
@@ -241,7 +234,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _same(one: Program, other: Program, folder: Path | None) -> bool:
-    """Whether two programs are equal, their constants bit by bit, or in one place of one file."""
+    """Whether two programs are equal, with constants equal bitwise or at the same location of a file."""
     if one.constants.keys() != other.constants.keys():
         return False
     for name, array in one.constants.items():
@@ -253,12 +246,12 @@ def _same(one: Program, other: Program, folder: Path | None) -> bool:
             return False
         if place is not None and folder is not None and place != place_of(array, folder):
             return False
-    # As text: 1 and 1.0 are equal, 0.0 and -0.0 are, and kernels of them differ.
+    # Compared as text, because kernels differ for the equal numbers 1 and 1.0, or 0.0 and -0.0.
     return structure(replace(one, constants={})) == structure(replace(other, constants={}))
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a note whole or not at all, and let the oldest go."""
+    """Write a note atomically, and remove the oldest ones."""
     with whole_file(path) as file:
         file.write(data)
     notes = sorted(path.parent.glob(f"*{_SUFFIX}"), key=_age)

@@ -1,4 +1,4 @@
-"""A model read at some sizes of its ranges: the same steps at each, and the lengths that follow from the sizes."""
+"""Reads a model at sample sizes of its ranges, and derives formulas of lengths that depend on the sizes."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from roller.models.graph.plan import Plan
 from roller.models.graph.plan_data import plan_from_dict, plan_to_dict
 from roller.models.graph.steps import ParallelGroup, Program, Run, Step, runs_of
 
-#: Sizes at which a model is read, and those of them that are no corners at least; more where lengths could follow in
-#: several ways, so often.
+#: Number of sample sizes, of those that are not corners at least, of further ones per round where several formulas fit,
+#: and of rounds.
 _POINTS, _BETWEEN, _MORE, _ROUNDS = 9, 4, 2, 8
-#: Sizes that are tried for being no special ones.
+#: Most candidates for sample sizes.
 _TRIED = 2000
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A model at some sizes.
+    """A model at sample sizes.
 
     Parameters
     ----------
     box
-        The sizes, and lengths that follow from them.
+        The sizes, and lengths derived from them.
     points
-        Those at which it was read, with all that follow.
+        The sample sizes with all derived lengths.
     programs
-        What was read there: the same steps.
+        The program at each, with equal steps.
     largest
-        The program of the largest sizes.
+        The program at the largest sizes.
     """
 
     box: Box
@@ -48,7 +48,7 @@ class Reading:
 
 
 def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
-    """Read a model at sizes enough to know every length of its values."""
+    """Read a model at enough sizes to determine every length of its values."""
     box = box.told
     corners = _corners(box)
     several = (p for p in _points(box) if p not in corners)
@@ -58,7 +58,7 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
     for _ in range(_ROUNDS):
         derived, doubts = _lengths([*programs, largest], [*points, box.high])
         whole = Box(box.ends, derived)
-        # Other sizes would leave the doubt; where none of the ranges tells two formulas apart, either is right.
+        # Further sizes must distinguish the formulas; where none in the ranges does, either is right.
         more = list(itertools.islice((p for p in several if _tells(whole.whole(p), doubts)), _MORE)) if doubts else []
         if not more:
             break
@@ -71,26 +71,23 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
 
 
 def _ends(box: Box) -> list[dict[str, int]]:
-    """Return sizes each of which is the least or the largest: of every two sizes all four pairs, the least ones first.
-
-    An orthogonal array of strength two: the columns of a Hadamard matrix (R. Plackett and J. Burman, "The design of
-    optimum multifactorial experiments", Biometrika 33, 1946).
+    """Return combinations of least and largest sizes that cover all four pairs of every two sizes, the least first.
 
     Examples
     --------
     >>> [tuple(p.values()) for p in _ends(Box({"m": (1, 9), "n": (3, 5)}))]
     [(1, 3), (9, 3), (1, 5), (9, 5)]
     """
+    # An orthogonal array of strength two: the columns of a Hadamard matrix (R. Plackett and J. Burman, "The design of
+    # optimum multifactorial experiments", Biometrika 33, 1946).
     count = 1 << len(box.ends).bit_length()
     numbered = tuple(enumerate(box.ends.items(), 1))
     return [{n: e[(row & column).bit_count() % 2] for column, (n, e) in numbered} for row in range(count)]
 
 
 def _corners(box: Box) -> list[dict[str, int]]:
-    """Return sizes near the ends, where one length overtakes another if it ever does, for a model to be read at.
-
-    None is 1 or the largest, where steps may vanish, and no two of a point are equal, as of :func:`_points`.
-    """
+    """Return sample sizes near the ends, where a maximum of two lengths may change."""
+    # None is 1 or the largest, where steps may vanish, and no two sizes of a sample are equal.
     found: list[dict[str, int]] = []
     for end in _ends(box):
         point: dict[str, int] = {}
@@ -103,10 +100,8 @@ def _corners(box: Box) -> list[dict[str, int]]:
 
 
 def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
-    """Make sure that values have the lengths at the ends that formulas give, and results the shapes.
-
-    Sizes of 1 are looked at here alone: their steps differ, since axes of one element vanish.
-    """
+    """Verify the formulas of lengths and result shapes at the ends."""
+    # Sizes of 1 are checked only here: their steps differ, because axes of one element vanish.
     names = list(found.programs[0].values)
     told = general([[list(p.values[n].shape) for n in names] for p in found.programs], Fitter(found.points))
     known = [tuple(p[n] for n in found.box.ends) for p in (*found.points, found.box.high)]
@@ -125,7 +120,7 @@ def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
 
 
 def _points(box: Box) -> Iterator[dict[str, int]]:
-    """Yield sizes at which a model is read: no two of a point are equal, none is 1, none is the largest."""
+    """Yield sample sizes: no two of a sample are equal, none is 1, not all are the largest."""
     found: list[dict[str, int]] = []
     for p in itertools.islice(box.points(5), _TRIED):
         wide = all(x > 1 for x in p.values()) and len(set(p.values())) == len(p)
@@ -135,18 +130,15 @@ def _points(box: Box) -> Iterator[dict[str, int]]:
 
 
 def _tells(sizes: Sizes, doubts: Sequence[tuple[Formula, Formula]]) -> bool:
-    """Whether two formulas that are in doubt differ at some sizes."""
+    """Whether two candidate formulas differ at some sizes."""
     return any(one.at(sizes) != other.at(sizes) for one, other in doubts)
 
 
 def _lengths(
     programs: Sequence[Program], points: Sequence[Sizes]
 ) -> tuple[dict[str, Formula], list[tuple[Formula, Formula]]]:
-    """Return lengths of values that are no products of sizes, by new names, and those that could be another formula.
-
-    A stride makes ``floor((h + 1) / 2)`` of a length, padding ``h + 2``: with names of their own for these, all other
-    numbers of a model are products again.
-    """
+    """Return named formulas of lengths that are no products of sizes, and pairs of formulas that both fit."""
+    # A stride gives ``floor((h + 1) / 2)``, padding ``h + 2``; all other lengths are products of sizes and these.
     known = [dict(p) for p in points]
     found: dict[str, Formula] = {}
     doubts: list[tuple[Formula, Formula]] = []
@@ -155,7 +147,7 @@ def _lengths(
             continue
         several = [f for pair in quotients(known, values) for f in pair]
         if not several:
-            continue  # whoever needs it says so
+            continue  # an error follows where the length is needed
         formula = several[0]
         name = _unused(f"{min(formula.sizes).partition('_at_')[0]}_at_{len(found)}", known[0])
         found[name] = formula
@@ -166,14 +158,14 @@ def _lengths(
 
 
 def _unused(name: str, taken: Collection[str]) -> str:
-    """Return a name that no size has: those of users may read like ours."""
+    """Return a name that no size has; users' names may resemble generated ones."""
     while name in taken:
         name += "_"
     return name
 
 
 def _dims(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:
-    """Yield lengths that differ between programs, each once, in the order in which a model computes its values."""
+    """Yield distinct lengths that differ between programs, in the order of the model's values."""
     seen = set()
     shapes = [[v.shape for v in p.values.values()] + _inside(p) for p in programs]
     for several in zip(*shapes, strict=False):
@@ -184,18 +176,15 @@ def _dims(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:
 
 
 def _inside(program: Program) -> list[tuple[int, ...]]:
-    """Return the shapes of what kernels hold for themselves, and their axes."""
+    """Return the shapes of kernels' stages, and their axes."""
     stages = [s for k in program.kernels.values() for s in k.expression.stages]
     return [shape for s in stages for shape in (s.output.shape, tuple(a.extent for a in s.axes))]
 
 
 def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program], largest: Program) -> Reading:
-    """Return what was read, the largest sizes among the points where the steps are the same there.
-
-    What a model cuts off for other sizes is all there is for the largest, and the step is gone: then the program of
-    the largest sizes is what those of the others say. It computes all that was read there; what a model does at its
-    largest sizes alone is refused.
-    """
+    """Return the reading, with the largest sizes among the points if the steps are the same there."""
+    # A step that truncates may vanish at the largest sizes. Their program is then derived from the other sizes, and
+    # must have the same kernels and result shapes.
     whole = [*points, box.high]
     datas = [plan_to_dict(Plan(p)) for p in (*programs, largest)]
     try:
@@ -211,18 +200,18 @@ def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program
 
 
 def _computed(program: Program) -> set[str]:
-    """Return what the kernels of a program compute, by keys that no name changes."""
+    """Return the keys of a program's kernels, independent of names."""
     return {source.expression.key for source in program.kernels.values()}
 
 
 def _computed_at(programs: Sequence[Program], points: Sequence[Sizes], sizes: Sizes) -> set[str]:
-    """Return what kernels compute at some sizes, as they were read at others."""
+    """Return the keys of kernels generalised to the given sizes."""
     several = ([p.kernels[k].expression for p in programs] for k in programs[0].kernels)
     return {SymbolicExpr.of(e, points).at(sizes).key for e in several}
 
 
 def _named(program: Program) -> Program:
-    """Return a program whose kernels have names in the order of their first use, which no size changes."""
+    """Return a program whose kernels are named in order of first use, independent of sizes."""
     names: dict[str, str] = {}
     for run in runs_of(program.steps):
         names.setdefault(run.kernel, f"k{len(names)}")

@@ -1,4 +1,4 @@
-"""Reads an ONNX model: any source, static shapes everywhere, constants computed, a clear error for all else."""
+"""Reads ONNX models from any source, with static shapes and folded constants."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(
     model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None, lenient: bool = False,
 ) -> Graph:  # fmt: skip
-    """Return the graph of an ONNX model: static shapes, nodes in order, whatever is constant computed."""
+    """Return the graph of an ONNX model with static shapes, nodes in order and folded constants."""
     sizes, given, batch, base_dir = shapes_of(shapes), arrays_of(values), batch_of(batch), folder_of(base_dir)
     try:
         from roller.models.onnx.loading import load
@@ -44,7 +44,7 @@ def read(
     except ModelError:
         raise
     except Exception as error:
-        # Damaged messages fail in more places than can be listed; whoever passes one gets one kind of error.
+        # Damaged messages fail in too many places to list; all raise this error.
         raise ModelError(f"model: it is damaged and cannot be read ({type(error).__name__}: {error}).") from error
 
 
@@ -62,7 +62,7 @@ def _read(
             if name not in known:
                 hint = did_you_mean(name, known) or f". Inputs are: {', '.join(sorted(known))}."
                 raise ModelError(f"{kind}: {loaded.name} has no input '{name}'{hint}")
-    # Another runtime would read the nodes of such a region as the operator set of today has them.
+    # The other runtime would interpret nodes of older operator sets by the current ones.
     lenient = lenient and loaded.written >= OLDEST
     chosen = input_types(loaded, batch, shapes, values)
     tracer = Tracer(loaded, None if chosen.changed else _declared(loaded), DynamicNodes() if lenient else None)
@@ -100,7 +100,7 @@ def _trace(tracer: Tracer, types: Mapping[str, Value], values: Mapping[str, Any]
 
 
 def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
-    """Return what was traced, or refuse it with everything that stands against it."""
+    """Return the traced graph, or raise an error that lists all refusals."""
     from roller.models.onnx.dynamic_values import with_regions
     from roller.models.onnx.refusals import refusal_of
 

@@ -1,4 +1,4 @@
-"""All that stands against a model, at once: what has no known shape, and what no lowering knows beside it."""
+"""The error for a model that cannot be compiled, which lists all nodes with unknown shapes or without a lowering."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FALLBACK = "fallback='onnxruntime' leaves what it can to ONNX Runtime."
 
 
 def refusal_of(tracer: GraphTracer, inputs: Sequence[str]) -> UnsupportedError | None:
-    """Return the error that lists all that cannot be compiled; ``None`` where the reader refused nothing."""
+    """Return the error that lists all nodes that cannot be compiled; ``None`` where the reader refused none."""
     nodes = [n for n in tracer.nodes if tracer.loose is None or n.name not in tracer.loose.nodes]
     odd = {node.name: value for node in nodes if (value := _odd(tracer, node)) is not None}
     told = (f"{n.op} '{n.name}': '{odd[n.name].name}' is {odd[n.name].dtype}, which is not compiled"
@@ -42,7 +42,7 @@ def refusal_of(tracer: GraphTracer, inputs: Sequence[str]) -> UnsupportedError |
 
 
 def _odd(tracer: GraphTracer, node: Node) -> Value | None:
-    """Return the first value of a node that is of no dtype of kernels."""
+    """Return the first value of a node whose dtype kernels do not support."""
     values = (tracer.values[n] for n in (*node.inputs, *node.outputs) if n)
     return next((v for v in values if v.dtype not in DTYPE_BYTES), None)
 
@@ -50,7 +50,7 @@ def _odd(tracer: GraphTracer, node: Node) -> Value | None:
 def _unlowered(
     tracer: GraphTracer, traced: Sequence[Node], inputs: Sequence[str], odd: Collection[str]
 ) -> tuple[str, ...]:
-    """Return the traced nodes besides those named that have no lowering, as *operator 'node': reason*."""
+    """Return the other traced nodes without a lowering, as *operator 'node': reason*."""
     from roller.models.onnx.folding import fold
     from roller.models.onnx.lowered import lower_graph
 
@@ -65,13 +65,13 @@ def _unlowered(
     graph = Graph(tracer.loaded.name, tuple(given), ends, nodes, dict(tracer.values), constants)
     try:
         refused = lower_graph(fold(graph)).refused
-    except (ExprError, ValueError, KeyError, IndexError):  # part of a model: nothing here may hide what is refused
+    except (ExprError, ValueError, KeyError, IndexError):  # a partial model may be invalid; keep the other refusals
         return ()
     return tuple(f"{r.node.op} '{r.node.name or r.node.outputs[0]}': {r.reason}" for r in refused)
 
 
 def behind(tracer: GraphTracer, node: onnx.NodeProto, traced: Node) -> None:
-    """Enter a node that reads what a refused one would write: refused itself where its operator is enough to tell."""
+    """Count a node that reads a refused node's output, or refuse it where its operator suffices for that."""
     schema: Any = tracer.inference.schema(traced)
     spelled = schema is not None and (schema.has_function or schema.has_context_dependent_function)
     if has_lowering(traced.domain, traced.op) or spelled or is_control(node):

@@ -1,4 +1,4 @@
-"""Rewriting a node into simpler ones: what the new nodes are named, and the types of what they make in between."""
+"""Rewriting of a node into simpler ones: names and types of new nodes and values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from roller.models.graph.nodes import Node
 from roller.models.graph.steps import Value
 from roller.models.onnx.lowering import Lowered, Reshaped, Rewritten, Site, lowers
 
-#: Version of the operators a rewriting writes, where it does not say another.
+#: Default operator set version of new nodes.
 VERSION = 21
 
 
 class Steps:
-    """Nodes a rewriting collects, with the types of what they make in between."""
+    """Collects the nodes of a rewriting, with types of intermediate values."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -27,7 +27,7 @@ class Steps:
         self.constants: dict[str, np.ndarray] = {}
 
     def constant(self, array: np.ndarray) -> Value:
-        """Return a constant under a new name."""
+        """Add a constant under a new name and return it."""
         value = Value(f"{self.stem}/c{len(self.constants)}", array.shape, array.dtype.name)
         self.values[value.name], self.constants[value.name] = value, array
         return value
@@ -56,7 +56,7 @@ class Steps:
         self.values.update({v.name: v for v in outputs if v is not None})
 
     def part(self, x: Value, offset: int, shape: Sequence[int]) -> Value:
-        """Return a contiguous part of a value, from element ``offset`` on: memory of it, nothing is copied."""
+        """Return a contiguous range of a value from element ``offset`` on, as a view."""
         known = self.constants.get(x.name)
         if known is None:
             known = next((c for v, c in zip(self.site.inputs, self.site.constants, strict=True) if v == x), None)
@@ -65,7 +65,7 @@ class Steps:
         return self.add("Part", (x,), shape, domain="roller", offset=offset)
 
     def reshape(self, x: Value, shape: Sequence[int], *, out: Value | None = None) -> Value:
-        """Append a reshape, unless it changes nothing."""
+        """Append a reshape, unless the shape is unchanged."""
         if out is None and tuple(shape) == x.shape:
             return x
         target = self.constant(np.asarray(shape, np.int64))
@@ -80,5 +80,5 @@ class Steps:
 
 @lowers("Part", domain="roller")
 def part(site: Site) -> Lowered:
-    """Lower a contiguous part to a view."""
+    """Lower a contiguous range to a view."""
     return Reshaped(0, int(site.attribute("offset", 0)))

@@ -1,4 +1,4 @@
-"""Names of a graph or of a body of one, and what they are called in the whole."""
+"""Scopes: local names of a graph or body, and their unique names."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Scope:
-    """Names of one graph or body, as the model spells them, to names of the whole.
+    """Mapping of local names of one graph or body to unique names.
 
     Parameters
     ----------
     names
-        Name of the whole by local name.
+        Unique name by local name.
     parent
-        The graph or body around it.
+        The enclosing graph or body.
     prefix
-        Of names that are new in it.
+        Prefix of new names.
     used
-        Local names that something reads; outputs nothing reads are dropped.
+        Local names that are read; other outputs are dropped.
     opsets
-        Version by domain where they are not the model's: in definitions of operators.
+        Versions by domain where they differ from the model's: in operator definitions.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -31,13 +31,13 @@ class Scope:
     opsets: Mapping[str, int] | None = None
 
     def version(self, domain: str, default: Mapping[str, int]) -> int:
-        """Return the version of a domain's operators here; ``default`` holds the model's."""
+        """Return the version of a domain here; ``default`` has the model's versions."""
         if self.opsets is None and self.parent is not None:
             return self.parent.version(domain, default)
         return (self.opsets or {}).get(domain, default.get(domain, 0))
 
     def find(self, name: str) -> str | None:
-        """Return the name of the whole, ``None`` where nothing of that name is in sight."""
+        """Return the unique name of a local or outer name, ``None`` if there is none."""
         scope: Scope | None = self
         while scope is not None:
             found = scope.names.get(name)

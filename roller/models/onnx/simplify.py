@@ -1,4 +1,4 @@
-"""Nodes that change nothing, and movements that follow each other: rules by operator, applied in one sweep."""
+"""Removes no-ops and merges consecutive movements, by rules per operator in one sweep."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from roller.models.onnx.draft import Draft
 
 @dataclass(frozen=True)
 class Same:
-    """The node's first output is the value ``source``."""
+    """The node's first output equals the value ``source``."""
 
     source: str
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a rule sees: the graph as it was before the sweep, and the nodes the sweep has already kept."""
+    """The graph before the sweep, and the writers of values among nodes kept so far."""
 
     draft: Draft
     producers: Mapping[str, Node]
 
     def producer(self, name: str, *ops: str) -> Node | None:
-        """Return the node that writes a value where it is one of ``ops`` of ONNX's own domain."""
+        """Return the node that writes a value if it is one of the ONNX operators ``ops``."""
         found = self.producers.get(name)
         return found if found is not None and found.op in ops and not found.domain else None
 
 
 Rule = Callable[[Scene, Node], "Same | Node | None"]
 
-#: Operators whose result is the input's elements in the same order.
+#: Operators that keep all elements and their order.
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 def simplify(draft: Draft) -> bool:
-    """Remove what changes nothing and merge movements, in place; return whether anything changed."""
+    """Remove no-ops and merge movements in place; return whether the draft changed."""
     same: dict[str, str] = {}
     kept: list[Node] = []
     producers: dict[str, Node] = {}
@@ -56,7 +56,7 @@ def simplify(draft: Draft) -> bool:
             if output not in outputs or source not in ends:
                 same[output], changed = source, True
                 continue
-            # Two names a caller knows for one value: a copy, in whatever form it came.
+            # An input and an output, or two outputs, for the same value need a copy.
             found = None if node.op == "Identity" else _copy(source, output)
         if isinstance(found, Node):
             node, changed = found, True
@@ -72,7 +72,7 @@ def _copy(source: str, output: str) -> Node:
 
 
 def _outputs_keep_their_names(draft: Draft, same: Mapping[str, str], producers: Mapping[str, Node]) -> None:
-    """Let an output that turned out to be another value keep its name."""
+    """Restore the names of outputs that were replaced by equal values."""
     renamed: dict[str, str] = {}
     copies: list[Node] = []
     outputs = set(draft.outputs)
@@ -108,12 +108,12 @@ def _always(scene: Scene, node: Node) -> Same | None:
 
 
 def _untouched(scene: Scene, node: Node) -> Same | None:
-    """Reshape, Expand, Tile, Cast and the like where nothing changes."""
+    """Drop Reshape, Expand, Tile, Cast and the like without effect."""
     return Same(node.inputs[0]) if node.inputs[0] and _same_type(scene, node) else None
 
 
 def _alone(scene: Scene, node: Node) -> Same | None:
-    """Concat, Sum, Max ... of one input; Split into one output."""
+    """Drop Concat, Sum, Max ... of one input, and Split into one output."""
     return Same(node.inputs[0]) if len(node.inputs) == 1 and _same_type(scene, node) else None
 
 
@@ -134,12 +134,12 @@ def _slice(scene: Scene, node: Node) -> Same | None:
 def _pad(scene: Scene, node: Node) -> Same | None:
     amounts = node.attributes.get("pads", scene.draft.known(node, 1))
     if amounts is None or np.any(np.asarray(amounts)):
-        return None  # a pad and a crop may cancel in the shape alone
+        return None  # padding and cropping may give the same shape
     return _untouched(scene, node)
 
 
 def _neutral(scene: Scene, node: Node) -> Same | None:
-    """X * 1, x / 1, x - 0; x + 0 of integers, and x + -0 of floats: -0 + 0 is 0."""
+    """Drop x * 1, x / 1, x - 0; x + 0 of integers, and x + -0 of floats (-0 + 0 is 0)."""
     neutral = 1 if node.op in ("Mul", "Div") else 0
     for position in (1, 0) if node.op in ("Mul", "Add") else (1,):
         array, source = scene.draft.known(node, position), node.inputs[1 - position]
@@ -152,7 +152,7 @@ def _neutral(scene: Scene, node: Node) -> Same | None:
 
 
 def _keeps_signs(op: str, neutral: np.ndarray) -> bool:
-    """Return whether an operator with its neutral numbers keeps the sign of -0: ``x + 0`` does not."""
+    """Whether an operator with neutral constants keeps the sign of -0; ``x + 0`` does not."""
     if op in ("Mul", "Div") or neutral.dtype.kind in "iu":
         return True
     negative = np.signbit(neutral.astype(np.float32, copy=False))
@@ -160,7 +160,7 @@ def _keeps_signs(op: str, neutral: np.ndarray) -> bool:
 
 
 def _choice(scene: Scene, node: Node) -> Same | None:
-    """Where(c, x, x)."""
+    """Drop Where(c, x, x)."""
     alike = node.inputs[1] == node.inputs[2]
     return Same(node.inputs[1]) if alike and _same_shape(scene, node.inputs[1], node.outputs[0]) else None
 
@@ -179,7 +179,7 @@ def _order(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _transpose(scene: Scene, node: Node) -> Same | Node | None:
-    """One that turns nothing, one after another one, one that moves only dimensions of a single element."""
+    """Simplify a transpose that is the identity, follows another one, or moves only dimensions of one element."""
     shape = scene.draft.shape(node.inputs[0])
     order = _order(node, len(shape))
     if order == tuple(range(len(shape))):

@@ -1,4 +1,4 @@
-"""TensorFlow's frozen graphs, through tf2onnx where it is installed."""
+"""Import of TensorFlow's frozen graphs by tf2onnx."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from roller.errors import ModelError
 
 
 def from_tensorflow(path: Path) -> onnx.ModelProto:
-    """Return a frozen TensorFlow graph (``.pb``) as an ONNX model.
-
-    Inputs are its placeholders, outputs the nodes that nothing reads.
-    """
+    """Return a frozen TensorFlow graph (``.pb``) as an ONNX model from its placeholders to its unread nodes."""
     try:
         import tensorflow as tf
         from tf2onnx import convert

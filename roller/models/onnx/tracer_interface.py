@@ -1,4 +1,4 @@
-"""The tracer as those see it who write a node by others: what is known so far, and how nodes are added."""
+"""Interface of the tracer for modules that expand a node into others."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from roller.models.onnx.scope import Scope
 
 @dataclass
 class DynamicNodes:
-    """What a tracer has left outside so far.
+    """Nodes left to another runtime.
 
     Parameters
     ----------
     types
-        ONNX types of the values of unknown shape, by name of the whole.
+        ONNX types of values of unknown shape, by unique name.
     nodes
-        Every node left outside by its name, as a message, names of values those of the whole.
+        Messages of these nodes by node name, with unique names of values.
     reasons
-        Why, by the node's name.
+        Reasons by node name.
     """
 
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class DynamicNodes:
 
 
 class GraphTracer(Protocol):
-    """What :class:`roller.models.onnx.tracing.Tracer` offers the modules that it hands nodes to; see there."""
+    """Interface of :class:`roller.models.onnx.tracing.Tracer`."""
 
     loaded: Loaded
     loose: DynamicNodes | None

@@ -1,7 +1,7 @@
-"""One pass over a model in the order of its data: every type inferred, whatever is constant computed, all else kept.
+"""Traces a model in topological order: infers types, folds constants, collects the other nodes.
 
-Since the shapes of the inputs are numbers, one pass in topological order suffices: a shape that is computed
-(``Shape``, ``Gather``, ``Concat`` ...) is a constant by the time something is reshaped with it.
+Input shapes are static, so that one pass suffices: computed shapes (``Shape``, ``Gather``, ``Concat`` ...) are
+constants before they are used.
 """
 
 from __future__ import annotations
@@ -32,27 +32,24 @@ from roller.models.onnx.scope import Scope
 from roller.models.onnx.tracer_interface import DynamicNodes
 from roller.models.onnx.types import array_value, plain_attribute, too_large
 
-#: Nodes of all bodies together once loops are unrolled.
+#: Most nodes of all bodies after unrolling.
 MAX_BODY_NODES = 50_000
 
 
 class Tracer:
-    """What is known of a model so far.
+    """State of tracing a model.
 
     Parameters
     ----------
-    loaded
-        The model.
     declared
-        Types the model itself declares, believed where nothing else tells; empty where shapes were overridden.
+        Types declared by the model, used where inference gives none; empty where shapes were overridden.
     loose
-        Takes nodes whose results have no known shape; ``None``: they are refused.
+        Receives nodes whose results have no known shape; ``None`` refuses them.
     """
 
     def __init__(
         self, loaded: Loaded, declared: Mapping[str, Value] | None = None, loose: DynamicNodes | None = None
     ) -> None:
-        """Start with nothing."""
         self.loaded, self.loose = loaded, loose
         self.values: dict[str, Value] = {}
         self.constants: dict[str, np.ndarray] = {}
@@ -73,22 +70,22 @@ class Tracer:
         self._evaluators: dict[int, Evaluator] = {}
 
     def is_loose(self, name: str) -> bool:
-        """Whether only a run knows the shape of a value, and another runtime is there to compute it."""
+        """Whether the shape of a value is known only at run time, for another runtime to compute."""
         return self.loose is not None and name in self.loose.types
 
     def constant(self, name: str, array: np.ndarray) -> None:
-        """Enter a constant by its name of the whole."""
+        """Enter a constant by its unique name."""
         self.values[name], self.constants[name] = array_value(name, array), array
 
     def define(self, scope: Scope, local: str) -> str:
-        """Return a new name of the whole for a local one."""
+        """Return a new unique name for a local one."""
         if local in scope.names:
             raise ModelError(f"{self.loaded.name}: two nodes write '{local}'. A value is written once.")
         scope.names[local] = name = self.fresh(scope.prefix + local)
         return name
 
     def fresh(self, base: str) -> str:
-        """Return a name like ``base`` that no value has."""
+        """Return an unused name derived from ``base``."""
         name = base
         while name in self.values or name in self.unknown or self.is_loose(name):
             self._counts[base] = self._counts.get(base, 0) + 1
@@ -96,7 +93,7 @@ class Tracer:
         return name
 
     def alias(self, scope: Scope, local: str, name: str) -> None:
-        """Let a local name stand for a value of the whole; an output of the model gets a copy under its own name."""
+        """Let a local name denote an existing value; an output of the model gets a copy under its own name."""
         if self.is_loose(name) and scope is self.root and local in self.outputs:
             inner = Scope({name: name}, None, "", {local})
             self.node(onnx.helper.make_node("Identity", [name], [local]), inner)
@@ -115,10 +112,10 @@ class Tracer:
             self.nodes.append(Node("Identity", (name,), (new,), {}, self._unique(f"{new}/copy"), "", 13))
 
     def run(self, nodes: Iterable[onnx.NodeProto], scope: Scope, wanted: Iterable[str]) -> None:
-        """Trace the nodes of one graph or body that ``wanted`` (local names) needs."""
+        """Trace the nodes of one graph or body that ``wanted`` (local names) depends on."""
         nodes, wanted = list(nodes), set(wanted)
         if scope.parent is not None:
-            self._traced += len(nodes) + 4  # what a body costs besides its nodes
+            self._traced += len(nodes) + 4  # the cost of a body besides its nodes
         if self._traced > MAX_BODY_NODES:
             raise ModelError(f"{self.loaded.name}: more than {MAX_BODY_NODES} nodes once its loops are unrolled.")
         found = in_order(nodes, set(scope.names), lambda n: scope.find(n) is not None, wanted, self.loaded.name)
@@ -136,7 +133,7 @@ class Tracer:
             behind(self, node, Node(node.op_type, inputs, (), {}, self.label(node, scope), domain,
                                     scope.version(domain, self.loaded.opsets)))  # fmt: skip
             return self.forget(node, scope)
-        if not domain and not scope.version("", {}):  # a definition is of the set it was written in
+        if not domain and not scope.version("", {}):  # definitions have their own operator set
             found = modern(self, node, inputs)
             if isinstance(found, str):
                 self.refuse(Node(node.op_type, inputs, (), {}, self.label(node, scope)), found)
@@ -163,30 +160,30 @@ class Tracer:
         return self._keep(node, traced, types, scope)
 
     def emit(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Trace a node of our own; its inputs and its output are names of the whole."""
+        """Trace a new node; its inputs and its output are unique names."""
         scope = Scope({n: n for n in inputs}, None, f"{op.lower()}:", {"y"})
         self.node(onnx.helper.make_node(op, list(inputs), ["y"], **attributes), scope)
         return scope.names["y"]
 
     def refuse(self, node: Node, reason: str) -> None:
-        """Enter why a node cannot be compiled, and what else can be done about it than about others."""
+        """Record the reason why a node cannot be compiled, and a specific remedy if there is one."""
         if is_runtimes(node):
             self.remedies[WAY_OUT] = None
         self.refused.append(f"{node.op} '{node.name}': {reason}")
 
     def forget(self, node: onnx.NodeProto, scope: Scope) -> None:
-        """Enter the outputs of a refused node: what reads them is not asked."""
+        """Mark the outputs of a refused node as unknown."""
         for name in node.output:
             if name in scope.used:
                 self.unknown.add(self.define(scope, name))
 
     def label(self, node: onnx.NodeProto, scope: Scope) -> str:
-        """Return a name for a node that no other one has."""
+        """Return a unique name for a node."""
         base = scope.prefix + (node.name or f"{node.op_type}_{next((o for o in node.output if o), '')}")
         return self._unique(base)
 
     def _unique(self, base: str) -> str:
-        """Return a node name like ``base`` that no node has."""
+        """Return an unused node name derived from ``base``."""
         name = base
         while name in self._labels:
             self._labels[base] += 1
@@ -200,11 +197,9 @@ class Tracer:
         return plain_attribute(attribute, f"{self.loaded.name}: node '{node.name or node.op_type}'")
 
     def _corrected(self, node: onnx.NodeProto, inputs: tuple[str, ...], domain: str) -> tuple[str, ...]:
-        """Return a node's inputs with constants that say it wrongly replaced.
-
-        That is the target of a Reshape that says another batch, and bounds of a Range that are vectors of one element
-        (runtimes take them, inference does not).
-        """
+        """Return a node's inputs with incorrect constants replaced."""
+        # Runtimes accept bounds of a Range that are vectors of one element, inference does not; the target of a Reshape
+        # may contain another batch size.
         if node.op_type == "Range" and not domain:
             return tuple(self._scalar(n) for n in inputs)
         if self.rebatching is None or domain or node.op_type != "Reshape" or inputs[1] not in self.constants:
@@ -225,7 +220,7 @@ class Tracer:
         return scalar
 
     def _keep(self, node: onnx.NodeProto, traced: Node, types: Sequence[Value | None], scope: Scope) -> None:
-        """Enter a node's outputs: as constants where they can be computed, else as values of run time."""
+        """Enter a node's outputs as folded constants or as run-time values."""
         found = self._folded(node, traced, types)
         names = tuple(self.define(scope, n) if n in scope.used else "" for n in node.output)
         if found is not None:
@@ -256,10 +251,8 @@ class Tracer:
     def _with_required(
         self, names: tuple[str, ...], traced: Node, types: Sequence[Value | None], scope: Scope
     ) -> tuple[str, ...]:
-        """Return the names of a node's outputs with one for each before a read one that the operator always writes.
-
-        Nothing reads these, but they tell what the others are of (positions of a TopK), or where they begin (a Split).
-        """
+        """Return the names of outputs, with new ones for unread outputs that precede a read one and are required."""
+        # Unread outputs determine the meaning of others (positions of a TopK) or their offset (a Split).
         schema = self.inference.schema(traced)
         read = max((k for k, n in enumerate(names) if n), default=0)
         if schema is None or all(names[:read]):
@@ -297,7 +290,7 @@ class Tracer:
     def _why_untyped(self, node: Node, output: str) -> str:
         schema = self.inference.schema(node)
         infers = schema is not None and not node.domain and schema.has_type_and_shape_inference_function
-        if not infers and not has_lowering(node.domain, node.op):  # nobody asked what its shape depends on
+        if not infers and not has_lowering(node.domain, node.op):  # the missing lowering is the more useful reason
             return no_lowering(node)
         inputs = [n for n in node.inputs if n and n not in self.constants]
         asked = [n for n in inputs if self.values[n].dtype == "int64" and n in self.inputs]

@@ -1,4 +1,4 @@
-"""Types of ONNX and ours: element types by name, shapes that are known numbers, attributes as plain Python."""
+"""Conversion of ONNX types: element types, static shapes, and attributes as plain Python."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import onnx
 from roller.errors import ModelError
 from roller.models.graph.steps import Value
 
-#: A single tensor above this is no model but an attack or a mistake: nothing that computes it is ever compiled.
+#: Largest tensor in bytes; a model with a larger one is refused as malicious or mistaken.
 MAX_VALUE_BYTES = 1 << 36
 
 
 @cache
 def dtype_name(element_type: int) -> str | None:
-    """Return the NumPy-style name of an ONNX element type, ``None`` where it has none (strings, undefined)."""
+    """Return the NumPy-style name of an ONNX element type, ``None`` for others (strings, undefined)."""
     try:
         found = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
     except (KeyError, TypeError, ValueError):
@@ -43,7 +43,7 @@ def array_value(name: str, array: np.ndarray) -> Value:
 
 
 def declared_shape(declared: onnx.TypeProto) -> tuple[int | str | None, ...] | None:
-    """Return the dimensions a tensor type declares: numbers, names of symbols, ``None``; ``None`` for no rank."""
+    """Return the declared dimensions as numbers, symbols or ``None``; ``None`` for an unknown rank."""
     tensor = declared.tensor_type
     if declared.WhichOneof("value") != "tensor_type" or not tensor.HasField("shape"):
         return None
@@ -55,7 +55,7 @@ def declared_shape(declared: onnx.TypeProto) -> tuple[int | str | None, ...] | N
 
 
 def static_value(name: str, declared: onnx.TypeProto) -> Value | str:
-    """Return the type of a value, or why it is none that can be compiled."""
+    """Return the type of a value, or the reason why it cannot be compiled."""
     which = declared.WhichOneof("value")
     if which != "tensor_type":
         return f"'{name}' is a {(which or 'value without a type').removesuffix('_type').replace('_', ' ')}, no tensor"
@@ -75,7 +75,7 @@ def static_value(name: str, declared: onnx.TypeProto) -> Value | str:
 
 
 def too_large(value: Value) -> str | None:
-    """Return why a value cannot be held, ``None`` where it can."""
+    """Return the reason why a value is too large, ``None`` if it is not."""
     nbytes = value.elements * np.dtype(onnx_dtype(value.dtype)).itemsize
     if nbytes > MAX_VALUE_BYTES:
         return f"'{value.name}' of shape {list(value.shape)} takes {nbytes} bytes, more than {MAX_VALUE_BYTES}"
@@ -84,7 +84,7 @@ def too_large(value: Value) -> str | None:
 
 @cache
 def onnx_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name; those NumPy lacks come from ``ml_dtypes``."""
+    """Return the NumPy dtype of a name, from ``ml_dtypes`` where NumPy lacks it."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -116,7 +116,7 @@ def plain_attribute(attribute: onnx.AttributeProto, where: str) -> Any:
 
 
 def inline_array(tensor: onnx.TensorProto, where: str) -> np.ndarray:
-    """Return a tensor whose data lies in the model as an array."""
+    """Return a tensor whose data is in the model as an array."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise ModelError(f"{where}: tensor '{tensor.name}' lies outside the model, where only initialisers may.")
     _check_claim(tensor, where)
@@ -127,13 +127,13 @@ def inline_array(tensor: onnx.TensorProto, where: str) -> np.ndarray:
 
 
 def _check_claim(tensor: onnx.TensorProto, where: str) -> None:
-    """Refuse a tensor that claims more elements than bytes were given, before anything is allocated for it."""
+    """Refuse a tensor with more elements than its data can hold, before any allocation."""
     claimed = 1
     for dim in tensor.dims:
         if dim < 0:
             raise ModelError(f"{where}: tensor '{tensor.name}' has a negative dimension: {list(tensor.dims)}.")
         claimed *= dim
-    if claimed > 4 * max(tensor.ByteSize(), 1):  # two elements of four bits per byte are the densest there is
+    if claimed > 4 * max(tensor.ByteSize(), 1):  # no dtype has more than four elements per byte
         raise ModelError(
             f"{where}: tensor '{tensor.name}' claims {claimed} elements, and its data has {tensor.ByteSize()} bytes. "
             "The model is damaged."

@@ -1,1 +1,1 @@
-"""Plans of whole models, and what runs them: no ONNX, no compiler, no constructor."""
+"""Execution of model plans, independent of ONNX, the compiler and the constructor."""

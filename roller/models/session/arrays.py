@@ -1,4 +1,4 @@
-"""One file of arrays: written in order, each at a cache line, and mapped into memory to be read."""
+"""A file of arrays, written in order at cache-line offsets and read through a memory map."""
 
 from __future__ import annotations
 
@@ -14,37 +14,29 @@ import numpy as np
 from roller.core.dtypes import numpy_dtype
 from roller.errors import ArtifactError
 
-#: Where every array starts: at a multiple of this.
+#: Alignment of arrays in the file.
 ALIGN_BYTES = 64
-#: Threads that compute checksums, at memory's speed.
+#: Threads that compute checksums: enough for memory speed.
 _VERIFIERS = 4
 
 
 class ArrayWriter:
-    """Appends arrays to a new file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    """
+    """Appends arrays to a new file."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("xb")
         self._at = 0
 
     def __enter__(self) -> ArrayWriter:
-        """Return the writer."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file."""
         self._file.close()
 
     def add(self, array: np.ndarray) -> list[Any]:
-        """Append an array; return where it lies: offset, shape, dtype and CRC-32 of its bytes."""
+        """Append an array; return its offset, shape, dtype and CRC-32."""
         padding = -self._at % ALIGN_BYTES
         self._file.write(bytes(padding))
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -54,27 +46,18 @@ class ArrayWriter:
         return row
 
     def close(self) -> int:
-        """Finish the file; return its bytes."""
+        """Close the file; return its size in bytes."""
         self._file.close()
         return self._at
 
 
 class ArrayReader:
-    """Arrays of a file, mapped into memory.
+    """Memory-mapped arrays of a file; raises :class:`ArtifactError` if it is unreadable or not ``nbytes`` long.
 
     Parameters
     ----------
-    path
-        The file.
-    nbytes
-        Bytes it must have.
     verify
-        Whether every array is checked against its checksum when it is asked for; :meth:`check` does all at once.
-
-    Raises
-    ------
-    ArtifactError
-        Where it cannot be read, or has another size.
+        Whether :meth:`get` compares checksums; :meth:`check` compares all at once.
     """
 
     def __init__(self, path: Path, nbytes: int, verify: bool) -> None:
@@ -90,7 +73,7 @@ class ArrayReader:
             raise ArtifactError(f"{path}: expected {nbytes} bytes, got {found}. Copy the folder again.")
 
     def get(self, row: Any) -> np.ndarray:
-        """Return an array, read-only."""
+        """Return a read-only array by the row that :meth:`ArrayWriter.add` returned."""
         start, shape, name, crc = row
         dtype = numpy_dtype(str(name))
         whole = all(type(x) is int and x >= 0 for x in (start, *shape))
@@ -107,7 +90,7 @@ class ArrayReader:
         return part.view(dtype).reshape(shape)
 
     def check(self) -> None:
-        """Check all arrays that were asked for against their checksums, on several threads."""
+        """Verify the checksums of all returned arrays, on several threads."""
         with ThreadPoolExecutor(_VERIFIERS) as pool:
             found = pool.map(lambda row: zlib.crc32(row[1].data), self._sums)
             for (start, _, wanted), crc in zip(self._sums, found, strict=True):

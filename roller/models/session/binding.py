@@ -1,4 +1,4 @@
-"""A plan bound to kernels and constants: what an executor walks through, with nothing left to look up."""
+"""Binds a plan to kernels and constants, so that an executor needs no look-ups."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, S
 from roller.models.session.constants import Constants, check_kernels, panel_key
 from roller.models.session.kernels import LoadedKernel, Taken, as_taken
 
-#: Copies of this many bytes are spread over threads, as in runner.c.
+#: Copies of at least this many bytes are spread over threads, as in runner.c.
 SHARED_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Operand:
-    """Memory a step touches.
+    """Memory that a step accesses.
 
     Parameters
     ----------
     shape, dtype
-        As the step sees it; a kernel sees bfloat16 as its bits.
+        As the step sees it; a kernel sees bfloat16 as bits.
     place
-        Where it lies; ``None`` for what no call changes.
+        Its location; ``None`` for constants.
     held
-        The array no call changes.
+        The array of a constant.
     loose
-        Whether only a run knows the shape: the array of the output its place names is the one that is computed.
+        Whether the shape is known only at run time; the step then creates the output array.
     """
 
     shape: tuple[int, ...]
@@ -43,13 +43,13 @@ class Operand:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
+        """Size in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class BoundRun:
-    """A kernel with all it takes; ``step`` says what it stands for."""
+    """A kernel with its operands."""
 
     step: Run
     kernel: LoadedKernel
@@ -67,7 +67,7 @@ class BoundCopy:
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A function of the library, or another runtime; ``None`` stands for an absent input or output."""
+    """A library function or another runtime; ``None`` stands for an absent input or output."""
 
     step: Call | Foreign
     inputs: tuple[Operand | None, ...]
@@ -76,7 +76,7 @@ class BoundCall:
 
 @dataclass(frozen=True)
 class BoundTogether:
-    """Lanes; ``apart`` says whether they may run on threads of their own: no lane calls Python or wakes threads."""
+    """Lanes; ``apart`` tells whether they may run on separate threads: no step calls Python or starts threads."""
 
     lanes: tuple[tuple[Bound, ...], ...]
     apart: bool
@@ -86,7 +86,7 @@ Bound: TypeAlias = "BoundRun | BoundCopy | BoundCall | BoundTogether"
 
 
 def bind(plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants) -> tuple[Bound, ...]:
-    """Return the steps of a plan with their kernels and the places of all they touch."""
+    """Return the steps of a plan with their kernels and operands."""
     check_kernels(plan, kernels)
     binder = _Binder(plan, kernels, constants)
     return tuple(binder.bound(step) for step in plan.program.steps)
@@ -112,7 +112,7 @@ class _Binder:
         raise ModelError(f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory.plan.")
 
     def operand(self, name: str) -> Operand:
-        """Return where a value lies, as the array module of the device sees it."""
+        """Return the operand of a value as the device's array module sees it."""
         program = self.plan.program
         if name in program.loose:
             return Operand((), numpy_dtype(program.loose[name].dtype), self.plan.places[name], loose=True)
@@ -129,7 +129,7 @@ class _Binder:
         return Operand(value.shape, dtype, None, part.view(dtype).reshape(value.shape))
 
     def _room(self, place: Place) -> int:
-        """Return the bytes of the memory a place lies in; -1 where there is no such memory."""
+        """Return the size of a place's memory in bytes; -1 if it does not exist."""
         program = self.plan.program
         if place.space == ARENA:
             return self.plan.arena_bytes
@@ -181,7 +181,7 @@ class _Binder:
 
 
 def wakes_threads(bound: Bound) -> bool:
-    """Whether a step runs on more threads than its caller's."""
+    """Whether a step runs on threads other than its caller's."""
     if isinstance(bound, BoundTogether):
         return bound.apart or any(wakes_threads(b) for lane in bound.lanes for b in lane)
     if isinstance(bound, BoundCopy):

@@ -1,7 +1,6 @@
 """Run a model on a GPU: ``python -m roller.models.session.bundle run BUNDLE --json r.json [--device cuda:0]``.
 
-For a machine with Python, NumPy and CuPy: no TVM, no compiler, no installation (a copy of the package's folder
-will do), no other package.
+The machine needs Python, NumPy, CuPy and a copy of this package's folder: no TVM, no compiler, no installation.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def _run(arguments: argparse.Namespace) -> int:
     results = run_bundle(arguments.bundle, arguments.json, device, samples=arguments.samples, say=say)
     say(f"{results['model']} on {results['device']}: {'right and timed' if results['ok'] else 'not right'}")
     if not DEVICES[device_name(arguments.device).partition(":")[0]].timed:
-        say("times are none of a device, and mean nothing")
+        say("the times are not those of a device and mean nothing")
     return 0 if results["ok"] else 1
 
 
@@ -44,7 +43,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line."""
+    """Run the command line; return 1 if an input is refused or the model is wrong, else 0."""
     return run_command(_parser(), {"run": _run, "verify": _verify}, arguments)
 
 

@@ -1,4 +1,4 @@
-"""Check and time a model bundle on a GPU; a run that was killed continues where it stopped."""
+"""Checks and times a model bundle on a GPU; an interrupted run resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from roller.runtime.container import Kind
 from roller.runtime.resumed import ResumedRun
 
 RESULTS = Kind("roller-model-results", 1, "the results of a model's bundle")
-#: What is done, in order; each phase is one row of the journal.
+#: Phases in order; each is one row of the journal.
 PHASES = ("check", "steps", "graph", "profile")
-#: Runs ahead of those that are timed.
+#: Untimed runs before the timed ones.
 _WARM_UP = 5
 
 Say = Callable[[str], None]
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 def run_bundle(
     folder: Path, out: Path, device: Device, *, samples: int = 50, say: Say = lambda line: None
 ) -> dict[str, Any]:
-    """Check a bundle's model on a device, then time it: launched step by step, as a graph, and every step."""
+    """Check a bundle's model on a device, then time it step by step, as a graph, and per step."""
     bundle, properties = ModelBundle(folder), device.properties()
     bundle.check(properties)
     header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
@@ -50,7 +50,7 @@ def run_bundle(
 def phases(
     bundle: ModelBundle, device: Device, samples: int, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row per phase that is not known yet; a model that is wrong has no further ones."""
+    """Yield a row per phase missing from ``known``; a wrong model ends them."""
     bundle.check(device.properties())
     left = [p for p in PHASES if p not in known]
     if not left or not known.get("check", {"ok": True})["ok"]:
@@ -62,11 +62,11 @@ def phases(
         row["took_s"] = time.perf_counter() - start
         yield row
         if phase == "check" and not row["ok"]:
-            return  # a wrong model has no time
+            return  # a wrong model is not timed
 
 
 class _Subject:
-    """A bundle's model on a device."""
+    """A bundle's model on a device, with one method per phase."""
 
     def __init__(self, bundle: ModelBundle, device: Device, samples: int) -> None:
         self.bundle, self._samples = bundle, samples
@@ -76,7 +76,7 @@ class _Subject:
         self._frame.upload(self._feeds())
 
     def _feeds(self) -> list[np.ndarray]:
-        """Return the first inputs there are expected results of; zeros where there are none."""
+        """Return the inputs of the first test; zeros if there is none."""
         if self._expected:
             return list(self._expected[0].feeds)
         program = self._session.plan.program
@@ -84,7 +84,7 @@ class _Subject:
         return [np.zeros(v.shape, storage_dtype(v.dtype)) for v in values]
 
     def check(self) -> dict[str, Any]:
-        """Compare the outputs with what is expected, launched step by step and as a graph."""
+        """Compare outputs with the expected ones, launched step by step and as a graph."""
         frame, program, rows = self._frame, self._session.plan.program, []
         for number, expected in enumerate(self._expected):
             for way in ("steps", "graph"):
@@ -125,7 +125,7 @@ class _Subject:
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the largest difference relative to the largest magnitude; infinite where one is a number and one is not.
+    """Return the largest difference over the largest magnitude; infinite where only one of two values is finite.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def step_label(step: Step) -> str:
-    """Return what a step is, for people."""
+    """Return a readable label of a step."""
     if isinstance(step, ParallelGroup):
         return " | ".join(" > ".join(step_label(s) for s in lane) for lane in step.lanes)
     if isinstance(step, Run):
@@ -158,7 +158,7 @@ def step_label(step: Step) -> str:
 
 
 def predicted_s(step: Step, plan: Plan) -> float | None:
-    """Return the predicted seconds of a step, lanes as their longest one; ``None`` where nothing was predicted."""
+    """Return the predicted seconds of a step, the longest lane's for a group; ``None`` without a prediction."""
     if isinstance(step, ParallelGroup):
         lanes = [[predicted_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
         return max(map(sum, lanes), default=0.0)
@@ -166,7 +166,7 @@ def predicted_s(step: Step, plan: Plan) -> float | None:
 
 
 def line_of(row: Mapping[str, Any]) -> str:
-    """Return what became of a phase, for people."""
+    """Return the result of a phase as text."""
     phase = row["phase"]
     if phase == "check":
         bad = [r for r in row["outputs"] if not r["ok"]]

@@ -1,4 +1,4 @@
-"""What every session offers its callers, whatever runs the model: names and types, and calls in three manners."""
+"""The interface of all sessions: signatures, and calls in three styles."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 class ModelCalls(HeldHere, ABC):
-    """A model that is ready to run; several threads may call it, and it is not copied.
+    """A model that is ready to run; several threads may call it. It cannot be copied.
 
     Attributes
     ----------
     plan
-        Steps and places.
+        Steps and the memory plan.
     """
 
     plan: Plan
     other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
-    #: Whether a caller sleeps until another device is done.
+    #: Whether a call waits for another device.
     waits_for_device: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def feeds(self) -> Feeds:
-        """Checks what callers pass."""
+        """Validation of callers' arrays."""
 
     @property
     @abstractmethod
@@ -41,45 +41,89 @@ class ModelCalls(HeldHere, ABC):
 
     @abstractmethod
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> Mapping[int, float]:
-        """Return the median seconds of every step, those of lanes too, by its ``id``; ``count`` calls at least."""
+        """Return the median seconds of every step, lanes included, by ``id``, over at least ``count`` calls."""
 
     def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
-        """Time every step: predicted and measured seconds, share, bottleneck, and the nodes it stands for."""
-        from roller.models.session.profile import profiled  # a clock and statistics, which calls need not
+        """Time every step.
+
+        Parameters
+        ----------
+        feeds
+            Arrays by name; random ones when ``None``.
+        repeats
+            Least number of timed calls, whole and step by step, after a few warm-up calls.
+
+        Returns
+        -------
+        Profile
+            Per step predicted and measured seconds, share, bottleneck, and the nodes that it computes.
+
+        Raises
+        ------
+        LaunchError
+            If ``repeats`` is not positive or a feed does not fit.
+        """
+        from roller.models.session.profile import profiled  # calls do not need its imports
 
         return profiled(self, feeds, repeats)
 
     @abstractmethod
     def _call(self, inputs: list[Any], out: Any, on_device: bool) -> list[Any]:
-        """Run on checked arrays; return all outputs in order."""
+        """Run on validated arrays; return all outputs in order."""
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.plan.program.name or "model"
 
     @property
     def inputs(self) -> tuple[Described, ...]:
-        """Names, shapes and dtypes of what a call takes, in order."""
+        """Names, shapes and dtypes of the inputs, in order."""
         program = self.plan.program
         return tuple(described(program, n) for n in program.inputs)
 
     @property
     def outputs(self) -> tuple[Described, ...]:
-        """Names, shapes and dtypes of what a call gives, in order."""
+        """Names, shapes and dtypes of the outputs, in order."""
         program = self.plan.program
         return tuple(described(program, n) for n in program.outputs)
 
     def get_inputs(self) -> list[Described]:
-        """Return :attr:`inputs` under the name ONNX Runtime has for it."""
+        """Return :attr:`inputs`, as in ONNX Runtime."""
         return list(self.inputs)
 
     def get_outputs(self) -> list[Described]:
-        """Return :attr:`outputs` under the name ONNX Runtime has for it."""
+        """Return :attr:`outputs`, as in ONNX Runtime."""
         return list(self.outputs)
 
     def run(self, *arguments: Any, out: Any = None, on_device: bool = False) -> Any:
-        """Run the model."""
+        """Run the model.
+
+        Parameters
+        ----------
+        *arguments
+            One mapping of names to arrays returns a dict of all outputs. Arrays in the order of the inputs return the
+            output, or a tuple of outputs. Names of outputs (or ``None`` for all) and a mapping, as for ONNX Runtime's
+            ``run(output_names, feeds)``, return a list. Arrays are NumPy or have ``__dlpack__`` in host memory, and are
+            copied only if strided; a GPU also takes CuPy and torch arrays on the device without a copy through the
+            host.
+        out
+            Arrays to write into: one (for a single output), a sequence in order, or a mapping by name.
+        on_device
+            Whether results stay on the GPU: CuPy arrays, or torch tensors where an input is one on the GPU, ordered
+            after the caller's current stream and not synchronised; CuPy gets bfloat16 as bits. No effect on a
+            processor.
+
+        Returns
+        -------
+        dict, list, array or tuple of arrays
+            Outputs, NumPy arrays by default; none shares memory with an input.
+
+        Raises
+        ------
+        LaunchError
+            If an input is missing, unknown or has another shape or dtype, or an ``out`` does not fit.
+        """
         if len(arguments) == 1 and isinstance(arguments[0], Mapping):
             made = self._call(self.feeds.named(arguments[0]), out, on_device)
             return dict(zip(self.plan.program.outputs, made, strict=True))
@@ -97,10 +141,7 @@ class ModelCalls(HeldHere, ABC):
 
 
 def ends_of(session: ModelCalls) -> str:
-    """Return inputs and outputs of a session for people.
-
-    Dimensions that only a run knows are question marks.
-    """
+    """Return the inputs and outputs of a session as text, with ``?`` for unknown dimensions."""
 
     def one(end: Described) -> str:
         dims = "?" if end.shape is None else ", ".join("?" if d is None else str(d) for d in end.shape)
@@ -110,5 +151,5 @@ def ends_of(session: ModelCalls) -> str:
 
 
 def _names(value: Any) -> bool:
-    """Whether a first argument names outputs, as ONNX Runtime has it."""
+    """Whether a first argument is a list of output names, as in ONNX Runtime."""
     return value is None or (isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value))

@@ -1,4 +1,4 @@
-"""Constants of a session: packed once, and forgotten where only the packed form is read."""
+"""Constants of a session: packed once; the original is released where only the packed form is read."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from roller.models.graph.plan import CONSTANT, Plan
 from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step, reads
 from roller.models.session.kernels import LoadedKernel, aligned, as_taken
 
-#: Large constants are copied in parts of so many bytes.
+#: Bytes per part in parallel copies of large constants.
 _PART_BYTES = 1 << 23
 
-#: A kernel and the constants it packs: runs that agree in both share the panels.
+#: A kernel and the constants that it packs; runs with equal keys share the panels.
 PanelKey = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Arrays that no call changes.
+    """Constant arrays of a session.
 
     Parameters
     ----------
     arrays
-        Constants that calls read as they are, by name.
+        Constants that calls read unpacked, by name.
     panels
-        Packed constants: arrays in the order of the kernel's panels.
+        Packed constants, in the order of the kernel's panels.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False, default_factory=dict)
@@ -43,12 +43,12 @@ class Constants:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays together."""
+        """Total size in bytes."""
         return sum(a.nbytes for a in self.arrays.values()) + sum(a.nbytes for p in self.panels.values() for a in p)
 
 
 def steps_of(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield all steps, those of lanes in place of their ``ParallelGroup``."""
+    """Yield all steps, with groups replaced by the steps of their lanes."""
     for step in steps:
         if isinstance(step, ParallelGroup):
             yield from itertools.chain.from_iterable(steps_of(lane) for lane in step.lanes)
@@ -57,19 +57,19 @@ def steps_of(steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def check_kernels(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> None:
-    """Make sure that every run has its kernel."""
+    """Refuse a plan with a run whose kernel is missing."""
     for step in steps_of(plan.program.steps):
         if isinstance(step, Run) and step.kernel not in kernels:
             raise ModelError(f"{step.label}: no artifact for its kernel '{step.kernel}'. Compile the kernel first.")
 
 
 def panel_key(run: Run, kernel: LoadedKernel) -> PanelKey:
-    """Return which panels a run reads."""
+    """Return the key of the panels that a run reads."""
     return run.kernel, tuple(run.inputs[n] for n in kernel.code.constants)
 
 
 def read_as_they_are(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str]:
-    """Return the constants that calls, copies or functions read in their own layout."""
+    """Return the constants that steps read unpacked."""
     found: set[str] = set()
 
     def note(name: str) -> None:
@@ -89,7 +89,7 @@ def read_as_they_are(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str
 
 
 def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], consume: bool = False) -> Constants:
-    """Pack the constants of a plan."""
+    """Pack the constants of a plan; ``consume`` removes originals that only their packed form is read of."""
     check_kernels(plan, kernels)
     given, raw = plan.program.constants, read_as_they_are(plan, kernels)
     panels: dict[PanelKey, tuple[np.ndarray, ...]] = {}
@@ -107,12 +107,12 @@ def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], consume: bool = Fal
     for name in sorted(raw):
         held[name] = _readable(given[name])
         if consume and isinstance(given, dict):
-            given[name] = held[name]  # what was a map of a file is one no longer
+            given[name] = held[name]  # the copy replaces a memory map
     return Constants(held, panels)
 
 
 def _packs(run: Run, kernel: LoadedKernel, plan: Plan) -> tuple[str, ...]:
-    """Return the constants a run packs, each once, views followed."""
+    """Return the constants that a run packs, each once, with views resolved."""
     return tuple(dict.fromkeys(plan.places[run.inputs[n]].name for n in kernel.code.constants))
 
 
@@ -133,7 +133,7 @@ def _packed(run: Run, kernel: LoadedKernel, plan: Plan, given: Mapping[str, np.n
 
 
 def constant_of(name: str, plan: Plan, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the array of a constant value, which may be a view of another constant."""
+    """Return the bytes of a constant value, which may be a view of another constant."""
     place, value = plan.places[name], plan.program.values[name]
     if place.space != CONSTANT:
         raise ModelError(f"value '{name}': a kernel packs it once, so it must be a constant. Compile the kernel again.")
@@ -142,10 +142,8 @@ def constant_of(name: str, plan: Plan, given: Mapping[str, np.ndarray]) -> np.nd
 
 
 def _readable(array: np.ndarray) -> np.ndarray:
-    """Return an array whose elements lie in order where a processor expects them: itself where they do.
-
-    A map of a model's file is copied: the file may be written again while the session lives.
-    """
+    """Return a contiguous, aligned array that is not memory-mapped; itself if it is one already."""
+    # A memory-mapped file is copied because it may change during the session.
     plain = array.flags.c_contiguous and array.flags.aligned and not _is_mapped(array)
     if plain:
         return array
@@ -153,7 +151,7 @@ def _readable(array: np.ndarray) -> np.ndarray:
 
 
 def _copied(array: np.ndarray) -> np.ndarray:
-    """Return a copy of a large array, made by all threads there are: most of it is waiting for fresh memory."""
+    """Return a copy of a large array made by all threads, because page faults dominate."""
     source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     made = aligned(source.nbytes)
     with ThreadPoolExecutor(most_threads()) as pool:
@@ -171,5 +169,5 @@ def _is_mapped(array: np.ndarray) -> bool:
 
 
 def without_constants(plan: Plan) -> Plan:
-    """Return the plan with a program that holds none of its constants."""
+    """Return the plan without the constants of its program."""
     return replace(plan, program=replace(plan.program, constants={}))

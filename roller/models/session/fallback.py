@@ -1,4 +1,4 @@
-"""Subgraphs that another runtime computes, which is loaded when the first of them runs."""
+"""Runs subgraphs in another runtime, which is loaded at the first of them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import numpy as np
 from roller.errors import LaunchError, counted
 from roller.models.graph.steps import Foreign, Step
 
-#: Nodes an error names.
+#: Most nodes that an error names.
 _NAMED = 4
 
 _lock = threading.Lock()
-#: Started sessions by the identity of their step, for as long as the step lives.
+#: Open sessions by the identity of their step, removed when the step is collected.
 _sessions: dict[int, Any] = {}
 
 
 def need_runtimes(steps: Iterable[Step]) -> None:
-    """Refuse steps of runtimes that are not installed, before anything is compiled for the model around them."""
+    """Refuse steps of runtimes that are not installed, before any kernel is compiled."""
     foreign = [s for s in steps if isinstance(s, Foreign)]
     for runtime in dict.fromkeys(s.runtime for s in foreign):
         if importlib.util.find_spec(runtime) is None:
             nodes = [n for s in foreign if s.runtime == runtime for n in s.nodes]
             named = ", ".join(f"'{n}'" for n in nodes[:_NAMED]) + (", ..." if len(nodes) > _NAMED else "")
             raise LaunchError(
-                f"fallback: expected the package {runtime}, which shall compute {counted(len(nodes), 'node')} "
+                f"fallback: expected the package {runtime}, which computes {counted(len(nodes), 'node')} "
                 f"({named}), found none. Install it: pip install 'roller[fallback]'."
             )
 
 
 def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
-    """Compute a foreign subgraph."""
+    """Run a fallback subgraph; its session is created at the first run."""
     session = _started(step)
     names = [i.name for i in session.get_inputs()]
     given = [a for a in inputs if a is not None]

@@ -1,4 +1,4 @@
-"""The caller's arrays: what a model takes and gives, and how they are checked."""
+"""Validation of callers' arrays for the inputs and outputs of a model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from roller.errors import LaunchError, counted, did_you_mean, shown
 from roller.models.graph.steps import Program
 
 _NDARRAY = np.ndarray
-#: What ONNX calls dtypes.
+#: ONNX's names of dtypes.
 _ONNX_TYPES = {"float32": "float", "float64": "double"}
 
 
 @dataclass(frozen=True)
 class Described:
-    """An input or output as a caller sees it; the names are those of ONNX Runtime's ``NodeArg``.
+    """Description of an input or output, with the attribute names of ONNX Runtime's ``NodeArg``.
 
-    A dimension that calls choose is the name of its size. One that only a run knows is ``None``, as is the shape where
-    not even their number is known.
+    A dimension that calls choose is the name of its size. A dimension known only at run time is ``None``, as is the
+    whole shape where the rank is unknown.
 
     Examples
     --------
@@ -36,12 +36,12 @@ class Described:
 
     @property
     def type(self) -> str:
-        """Its type as ONNX Runtime spells it."""
+        """The type as ONNX Runtime spells it."""
         return f"tensor({_ONNX_TYPES.get(self.dtype, self.dtype)})"
 
 
 def described(program: Program, name: str) -> Described:
-    """Return what a caller has to know of an input or output."""
+    """Return the description of an input or output."""
     if name in program.loose:
         return Described(name, program.loose[name].dims, program.loose[name].dtype)
     value = program.values[name]
@@ -49,18 +49,12 @@ def described(program: Program, name: str) -> Described:
 
 
 class Feeds:
-    """Checks what a caller passes to a model, and makes what it gets.
-
-    Parameters
-    ----------
-    program
-        The model.
-    """
+    """Validates the arrays that callers pass, and allocates outputs."""
 
     def __init__(self, program: Program) -> None:
         self.name = program.name or "model"
         self.inputs = tuple(Slot(program.values[n], program.values[n].shape) for n in program.inputs)
-        #: ``None`` for outputs whose shape only a run knows.
+        #: ``None`` for outputs whose shape is known only at run time.
         self.outputs = tuple(None if n in program.loose else Slot(program.values[n], program.values[n].shape)
                              for n in program.outputs)  # fmt: skip
         self._output_names = program.outputs
@@ -68,7 +62,7 @@ class Feeds:
         self._numbers = {n: i for i, n in reversed(list(enumerate(program.outputs)))}
 
     def named(self, feeds: Mapping[str, Any]) -> list[np.ndarray]:
-        """Return the arrays of the inputs in order, from a mapping by name."""
+        """Return the input arrays in order, from a mapping by name."""
         for name in feeds:
             if name not in self._input_names:
                 raise LaunchError(
@@ -81,7 +75,7 @@ class Feeds:
         return self.positional([feeds[n] for n in self._input_names])
 
     def positional(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Return the arrays of the inputs, checked; copies of those that are not contiguous."""
+        """Return the validated input arrays; copies of non-contiguous ones."""
         if len(arrays) != len(self.inputs):
             raise LaunchError(
                 f"{self.name}: expected {counted(len(self.inputs), 'array')} ({_listed(self._input_names)}), "
@@ -91,15 +85,15 @@ class Feeds:
         return [a if _fits(a, slot) else self.taken(a, slot) for a, slot in zip(arrays, self.inputs, strict=True)]
 
     def taken(self, array: Any, slot: Slot) -> Any:
-        """Return one array of a caller, checked; a copy where it is not contiguous."""
+        """Return one validated array; a copy if it is not contiguous."""
         return slot.input(array, self.name)
 
     def made(self) -> list[Any]:
-        """Return new arrays for all outputs; ``None`` for those whose shape only a run knows."""
+        """Return new arrays for all outputs; ``None`` for shapes known only at run time."""
         return [None if s is None else np.empty(s.shape, s.dtype) for s in self.outputs]
 
     def given(self, out: Any, inputs: Sequence[np.ndarray]) -> list[Any]:
-        """Return the arrays of all outputs: the caller's, and new ones for outputs it does not name."""
+        """Return the arrays of all outputs: those of ``out``, and new ones for the rest."""
         found = self.numbered(out)
         taken = list(zip((s.name for s in self.inputs), inputs, strict=True))
         arrays: list[Any] = []
@@ -119,7 +113,7 @@ class Feeds:
         return arrays
 
     def numbered(self, out: Any) -> dict[int, Any]:
-        """Return the caller's output arrays, as they are, by the number of the output."""
+        """Return the arrays of ``out`` by the number of the output."""
         if isinstance(out, Mapping):
             return self._possible({self.number(name): array for name, array in out.items()})
         listed = out if isinstance(out, (tuple, list)) else (out,)
@@ -133,13 +127,13 @@ class Feeds:
         for n, array in found.items():
             if array is not None and self.outputs[n] is None:
                 raise LaunchError(
-                    f"{self.name}: argument 'out': only a run knows the shape of '{self._output_names[n]}', so that no "
-                    "array can be given for it. Pass None there."
+                    f"{self.name}: argument 'out': the shape of '{self._output_names[n]}' is known only at run time. "
+                    "Pass None for it."
                 )
         return found
 
     def number(self, name: str) -> int:
-        """Return the number of an output."""
+        """Return the number of an output by its name."""
         if name not in self._numbers:
             known = tuple(self._numbers)[::-1]
             hint = did_you_mean(name, known) or "."
@@ -148,7 +142,7 @@ class Feeds:
 
 
 def _fits(array: Any, slot: Slot) -> bool:
-    """Whether an array can be taken as it is: the common case, by one look."""
+    """Whether an array needs no conversion; a fast test of the common case."""
     return (
         type(array) is _NDARRAY and array.dtype is slot.dtype and array.shape == slot.shape and bool(array.flags.carray)
     )

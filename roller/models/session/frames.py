@@ -1,4 +1,4 @@
-"""Memory of one call: the arena, and the arrays of the caller."""
+"""Memory of one call: the arena and the caller's arrays."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from roller.models.session.placed import Placed
 
 
 class Frame:
-    """What one call needs for itself; used by one thread at a time, again and again.
+    """Reusable memory of one call, for one thread at a time.
 
     Parameters
     ----------
     steps
-        The bound steps, shared by all frames.
-    arena_bytes
-        Memory between the steps.
+        The bound steps, which all frames share.
     arena
-        That memory, where another frame has it too.
+        Memory to use as the arena; allocated when ``None``.
     """
 
     def __init__(self, steps: Sequence[Bound], arena_bytes: int, arena: np.ndarray | None = None) -> None:
@@ -32,7 +30,7 @@ class Frame:
         self.arena = aligned(arena_bytes) if arena is None else arena
         self.inputs: Sequence[np.ndarray] | Placed = ()
         self.outputs: list[Any] = []
-        #: Views of the arena by the identity of their operand, which the steps keep alive.
+        #: Views of the arena by the identity of their operand; the steps keep operands alive.
         self._views: dict[int, np.ndarray] = {}
 
     def memory(self, operand: Operand) -> np.ndarray:
@@ -50,22 +48,22 @@ class Frame:
         return _view(arrays[place.index].reshape(-1).view(np.uint8), place.offset_bytes, operand)
 
     def keep(self, operand: Operand, array: np.ndarray) -> None:
-        """Give an array to the caller as an output that has no memory before."""
+        """Set the array of an output that has no planned memory."""
         assert operand.place is not None
         self.outputs[operand.place.index] = array
 
     def run(
         self, inputs: Sequence[np.ndarray] | Placed, outputs: list[Any], seconds: dict[int, float] | None = None
     ) -> None:
-        """Run all steps."""
+        """Run all steps; ``seconds`` receives the time of each by the ``id`` of its bound step."""
         self.inputs, self.outputs = inputs, outputs
         try:
             self.execute(seconds)
-        finally:  # the caller's arrays are the caller's
+        finally:  # do not keep the caller's arrays alive
             self.inputs, self.outputs = (), []
 
     def execute(self, seconds: dict[int, float] | None) -> None:
-        """Run all steps on the arrays at hand."""
+        """Run all steps on the current arrays."""
         interpret(self.steps, self.memory, self.keep, seconds)
 
 

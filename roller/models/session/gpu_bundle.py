@@ -1,8 +1,7 @@
-"""A model for a GPU as a folder: plan, kernels and constants, and what it must compute; it needs no compiler to run.
+"""A model bundle for a GPU: a folder with plan, kernels, constants and expected results that runs without a compiler.
 
-``manifest.json`` names every file with its checksum; ``plan.json`` holds steps and places; ``kernels.xz`` every kernel
-once, source and image; ``arrays.bin`` the constants as they are (mapped, never read whole) and the expected results.
-The folder runs with Python, NumPy and CuPy: ``python -m roller.models.session.bundle run FOLDER``.
+``manifest.json`` lists files with checksums, ``plan.json`` has steps and places, ``kernels.xz`` sources and images,
+``arrays.bin`` constants (memory-mapped) and expected results.
 """
 
 from __future__ import annotations
@@ -26,24 +25,16 @@ from roller.models.session.constants import steps_of
 from roller.runtime.bundle_format import pack, unpack
 from roller.runtime.container import MODEL_BUNDLE, DeviceContainer, filled
 
-#: The version that is written: version 2 has packs, whose plans :mod:`roller.models.graph.plan_data` refuses.
+#: Version of written bundles: version 2 had packs, whose plans :mod:`roller.models.graph.plan_data` refuses.
 _WRITTEN_VERSION = 1
 _PLAN, _KERNELS, _ARRAYS = "plan.json", "kernels.xz", "arrays.bin"
-#: How far an output may be from what is expected, relative to the largest magnitude of that output.
+#: Largest accepted error of an output, relative to its largest magnitude.
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Inputs of a model and what it makes of them.
-
-    Parameters
-    ----------
-    feeds, outputs
-        Arrays in the order of the model's inputs and outputs.
-    source
-        Who computed the outputs, for people.
-    """
+    """Inputs and expected outputs of a model, in order; ``source`` names the origin of the outputs."""
 
     feeds: tuple[np.ndarray, ...]
     outputs: tuple[np.ndarray, ...]
@@ -60,7 +51,7 @@ def write_bundle(
     expected: Sequence[Expected] = (),
     tolerance: float = TOLERANCE,
 ) -> dict[str, Any]:
-    """Write a model for a GPU; the folder appears whole or not at all."""
+    """Write a bundle atomically."""
     program = plan.program
     keys = sorted({s.kernel for s in steps_of(program.steps) if isinstance(s, Run)})
     missing = [k for k in keys if k not in artifacts]
@@ -88,13 +79,13 @@ def _constants(plan: Plan) -> list[str]:
 
 
 def _plan_bytes(plan: Plan) -> bytes:
-    """Return a plan as JSON, of its constants only those that steps read."""
+    """Return a plan as JSON, with only the constants that steps read."""
     constants = {n: plan.program.constants[n] for n in _constants(plan)}
     return json.dumps(plan_to_dict(replace(plan, program=replace(plan.program, constants=constants)))).encode()
 
 
 class ModelBundle(DeviceContainer):
-    """A bundle that was opened: everything but the arrays is verified, they are as they are read."""
+    """An opened bundle; all files are verified except for arrays, which are verified when read."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, MODEL_BUNDLE)
@@ -106,18 +97,18 @@ class ModelBundle(DeviceContainer):
             self._arrays = ArrayReader(self.path(_ARRAYS), int(self.manifest["array_bytes"]), verify=True)
 
     def check(self, properties: Mapping[str, Any]) -> None:
-        """Refuse a device of another architecture than the kernels."""
+        """Refuse a device of another architecture than the kernels'."""
         self.check_device("the device", properties["name"], properties["arch"], "", "Compile the model for its spec.")
 
     def verify(self) -> str:
-        """Read every file; return what there is."""
+        """Read every file; return a summary."""
         plan, kernels, tests = self.plan(), self.artifacts(), self.expected()
         built = sum(a.binary is not None for a in kernels.values())
         return (f"{self.model}, {len(plan.program.steps)} steps, {len(kernels)} kernels ({built} built) "
                 f"for {self.device}, {len(tests)} tests")  # fmt: skip
 
     def plan(self) -> Plan:
-        """Return the plan with its constants, which are mapped from the file."""
+        """Return the plan with memory-mapped constants."""
         data = self.json(_PLAN)
         with self.fields():
             rows = {str(name): row for name, row in self.manifest["constants"]}
@@ -129,7 +120,7 @@ class ModelBundle(DeviceContainer):
         return dict(unpack(self.read(_KERNELS), str(self.folder / _KERNELS)))
 
     def expected(self) -> list[Expected]:
-        """Return what the model must compute; bfloat16 as bits."""
+        """Return the tests of the bundle; bfloat16 as bits."""
         return [Expected(tuple(self._arrays.get(r) for r in row["feeds"]),
                          tuple(self._arrays.get(r) for r in row["outputs"]), str(row["source"]))
                 for row in self.manifest["expected"]]  # fmt: skip

@@ -1,7 +1,6 @@
-"""What the runner of a model asks of a GPU: memory, copies, kernels, streams, events, graphs. And CuPy's answer.
+"""Device interface of the GPU runner: memory, copies, kernels, streams, events, graphs; and its CuPy implementation.
 
-Two devices speak this interface: :class:`CupyDevice`, and :class:`roller.emulator.device.EmulatedDevice`, which holds
-the runner to what streams and events promise, and no more.
+:class:`roller.emulator.device.EmulatedDevice` also implements it, with only the guarantees of streams and events.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 from roller.targets import DEVICES, device_name
 
-#: Kinds of devices as DLPack numbers them whose memory CuPy takes: CUDA, managed by it, ROCm.
+#: DLPack device types whose memory CuPy accepts: CUDA, CUDA managed, ROCm.
 _ON_DEVICE = (2, 10, 13)
 
-#: Opaque to the runner: a stream, an event, a captured graph of the device.
+#: Device objects that are opaque to the runner: a stream, an event, a captured graph.
 Stream = Any
 Event = Any
 Graph = Any
 
 
 class Memory(Protocol):
-    """Allocated memory; freed with its last reference. ``ptr`` is its device address."""
+    """Device memory at address ``ptr``, freed with its last reference."""
 
     @property
     def ptr(self) -> int: ...  # noqa: D102
 
 
 class Kernel(Protocol):
-    """A loaded kernel; ``pointers`` are device addresses of its arguments by name."""
+    """A loaded kernel; ``pointers`` maps argument names to device addresses."""
 
     def launch(self, pointers: Mapping[str, int], stream: Stream) -> None: ...  # noqa: D102
 
@@ -48,9 +47,12 @@ class Kernel(Protocol):
 
 
 class Device(Protocol):
-    """A GPU. Everything that takes a stream returns at once; work of one stream is done in order, streams are not.
+    """A GPU. Operations on a stream are asynchronous, and ordered only within the stream.
 
-    ``needs_images`` says whether kernels must be built before they are loaded.
+    Parameters
+    ----------
+    needs_images
+        Whether kernels must be built before they are loaded.
     """
 
     needs_images: bool
@@ -60,37 +62,37 @@ class Device(Protocol):
         """The array module of the device."""
 
     def properties(self) -> dict[str, Any]:
-        """Return ``name``, ``arch`` and ``versions``, and what else it knows of itself."""
+        """Return ``name``, ``arch``, ``versions`` and further properties."""
 
     def allocate(self, nbytes: int) -> Memory:
-        """Return new memory, not initialised, aligned to 256 bytes."""
+        """Return new uninitialised memory, aligned to 256 bytes."""
 
     def load(self, artifact: KernelArtifact) -> Kernel:
         """Load a built kernel."""
 
     def entered(self, arrays: Sequence[Any] = ()) -> AbstractContextManager[Stream]:
-        """Make the device this thread's own; yield the stream that the library of these arrays works in now."""
+        """Make the device current; yield the current stream of the library of ``arrays``."""
 
     def holds(self, value: Any) -> bool:
-        """Whether a caller's array lies on a device, not in host memory."""
+        """Whether a caller's array is in device memory."""
 
     def viewed(self, value: Any, where: str) -> Any:
-        """Return a caller's array on the device as one of :attr:`xp`, without a copy; LaunchError where it cannot."""
+        """Return a caller's device array as one of :attr:`xp`, without a copy."""
 
     def contiguous(self, array: Any) -> Any:
-        """Return an array of :attr:`xp` as a contiguous one: itself, or a copy in the stream of :meth:`entered`."""
+        """Return an array of :attr:`xp` as a contiguous one: itself or a copy."""
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
-        """Return a new array for a caller: of torch where one of ``like`` is, else of :attr:`xp`, bfloat16 as bits."""
+        """Return a new array: of torch where one of ``like`` is, else of :attr:`xp`, with bfloat16 as bits."""
 
     def address(self, array: Any) -> int:
         """Return the device address of an array of :attr:`xp`."""
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
-        """Copy a host array; it may be changed once this returns."""
+        """Copy a host array, which may change after the call returns."""
 
     def download(self, pointer: int, nbytes: int, stream: Stream) -> np.ndarray:
-        """Wait for a stream and return bytes, shape ``(nbytes,)``."""
+        """Wait for a stream and return bytes of shape ``(nbytes,)``."""
 
     def copy(
         self, target: int, target_pitch: int, source: int, source_pitch: int, row_bytes: int, rows: int, stream: Stream
@@ -101,35 +103,35 @@ class Device(Protocol):
         """Return memory within ``owner`` as an array of :attr:`xp`."""
 
     def call(self, function: Callable[[], None], stream: Stream) -> None:
-        """Do what a function of arrays asks of :attr:`xp`, in a stream."""
+        """Call a function with ``stream`` as the current stream of :attr:`xp`."""
 
     def stream(self) -> Stream:
         """Return a new stream."""
 
     def event(self, timing: bool = False) -> Event:
-        """Return a new event; ``timing`` where it is asked for its time."""
+        """Return a new event; ``timing`` enables :meth:`elapsed_s`."""
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Let an event stand for all work of a stream so far."""
+        """Record all work of a stream so far in an event."""
 
     def wait(self, event: Event, stream: Stream) -> None:
-        """Let a stream wait for what an event stands for."""
+        """Let a stream wait for an event."""
 
     def elapsed_s(self, start: Event, end: Event) -> float:
-        """Return the seconds between two events that are done."""
+        """Return the seconds between two completed events."""
 
     def synchronize(self, stream: Stream) -> None:
         """Wait for a stream."""
 
     def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
-        """Return as a graph what ``work`` puts into a stream; nothing is done. LaunchError where that is impossible."""
+        """Return the operations of ``work`` on a stream as a graph, without running them."""
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        """Run a graph in a stream."""
+        """Run a graph on a stream."""
 
 
 def open_device(name: str, arch: str) -> Device:
-    """Return the device of a name."""
+    """Return the device of a name; ``arch`` applies to the emulated device and the null device."""
     kind, _, rest = device_name(name).partition(":")
     target = DEVICES.get(kind)
     if target is None or (target.numbered and not (rest or "0").isdecimal()):
@@ -139,20 +141,7 @@ def open_device(name: str, arch: str) -> Device:
 
 
 class CupyDevice:
-    """A GPU through CuPy.
-
-    Parameters
-    ----------
-    index
-        Number of the device.
-    rocm
-        Whether CuPy must be built for ROCm.
-
-    Raises
-    ------
-    LaunchError
-        Where CuPy or the device is missing.
-    """
+    """A GPU through CuPy, which must be built for ROCm if ``rocm``."""
 
     needs_images = True
 
@@ -162,7 +151,7 @@ class CupyDevice:
         self._index = index
 
     def properties(self) -> dict[str, Any]:
-        """Return what the device says of itself."""
+        """Return the properties of the device."""
         return properties(self._cp, self._index)
 
     def allocate(self, nbytes: int) -> Any:
@@ -175,7 +164,7 @@ class CupyDevice:
 
     @contextlib.contextmanager
     def entered(self, arrays: Sequence[Any] = ()) -> Iterator[Stream]:
-        """Make the device current, and CuPy's current stream the one of the arrays' library."""
+        """Make the device current, and use the current stream of the arrays' library in CuPy."""
         tensor = next((a for a in arrays if is_torch(a)), None)
         with self._cp.cuda.Device(self._index):
             stream = None if tensor is None else sys.modules["torch"].cuda.current_stream(tensor.device)
@@ -183,7 +172,7 @@ class CupyDevice:
                 yield current
 
     def holds(self, value: Any) -> bool:
-        """Whether a caller's array lies on a device."""
+        """Whether a caller's array is in device memory."""
         if isinstance(value, np.ndarray):
             return False
         if isinstance(value, self._cp.ndarray) or hasattr(value, "__cuda_array_interface__"):
@@ -191,7 +180,7 @@ class CupyDevice:
         return hasattr(value, "__dlpack_device__") and int(value.__dlpack_device__()[0]) in _ON_DEVICE
 
     def viewed(self, value: Any, where: str) -> Any:
-        """Return a caller's array on the device as one of CuPy."""
+        """Return a caller's device array as a CuPy array."""
         found = device_view(self._cp, value, where)
         place = getattr(getattr(found, "device", None), "id", self._index)
         if place != self._index:
@@ -205,7 +194,7 @@ class CupyDevice:
         return array if array.flags.c_contiguous else self._cp.ascontiguousarray(array)
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
-        """Return a new array, allocated by whose library will free it."""
+        """Return a new array, allocated by the library that will free it."""
         tensor = next((a for a in like if is_torch(a) and a.is_cuda), None)
         if tensor is None:
             return self._cp.empty(tuple(shape), storage_dtype(dtype))
@@ -217,7 +206,7 @@ class CupyDevice:
         return int(array.data.ptr)
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
-        """Copy a host array; memory that is not pinned is staged before this returns."""
+        """Copy a host array; unpinned memory is staged before this returns."""
         data, runtime = np.ascontiguousarray(array), self._cp.cuda.runtime
         if data.nbytes:
             runtime.memcpyAsync(pointer, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice, stream.ptr)
@@ -234,7 +223,7 @@ class CupyDevice:
     def copy(
         self, target: int, target_pitch: int, source: int, source_pitch: int, row_bytes: int, rows: int, stream: Stream
     ) -> None:
-        """Copy rows; those that overlap or repeat, which the driver does not take together, one by one."""
+        """Copy rows; overlapping or repeated rows, which a 2-D copy does not support, one by one."""
         runtime = self._cp.cuda.runtime
         kind = runtime.memcpyDeviceToDevice
         if not rows or not row_bytes:
@@ -250,7 +239,7 @@ class CupyDevice:
         return self._cp.ndarray(tuple(shape), dtype, owner + (pointer - owner.ptr))
 
     def call(self, function: Callable[[], None], stream: Stream) -> None:
-        """Do what a function of arrays asks, with the stream as CuPy's current one."""
+        """Call a function with ``stream`` as CuPy's current stream."""
         with stream:
             function()
 
@@ -263,15 +252,15 @@ class CupyDevice:
         return self._cp.cuda.Event(disable_timing=not timing)
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Let an event stand for all work of a stream so far."""
+        """Record all work of a stream so far in an event."""
         event.record(stream)
 
     def wait(self, event: Event, stream: Stream) -> None:
-        """Let a stream wait for what an event stands for."""
+        """Let a stream wait for an event."""
         stream.wait_event(event)
 
     def elapsed_s(self, start: Event, end: Event) -> float:
-        """Return the seconds between two events that are done."""
+        """Return the seconds between two completed events."""
         seconds = float(self._cp.cuda.get_elapsed_time(start, end)) * 1e-3
         return seconds if math.isfinite(seconds) else 0.0
 
@@ -280,9 +269,9 @@ class CupyDevice:
         stream.synchronize()
 
     def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
-        """Return the work as a CUDA graph."""
+        """Return the work as a CUDA graph; raise :class:`LaunchError` where CuPy cannot capture (HIP)."""
         return captured(self._cp, stream, work)
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        """Run a graph in a stream."""
+        """Run a graph on a stream."""
         graph.launch(stream)

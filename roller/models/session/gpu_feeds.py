@@ -1,4 +1,4 @@
-"""The caller's arrays of a model on a GPU: in host memory or on the device, each taken where it is."""
+"""Validation of callers' arrays for a model on a GPU, in host memory or on the device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ from roller.models.session.gpu_device import Device
 
 
 class GpuFeeds(Feeds):
-    """Checks what a caller passes to a model on a GPU; arrays there stay as they are.
-
-    Parameters
-    ----------
-    program
-        The model.
-    device
-        Where it runs.
-    """
+    """Validates callers' arrays; device arrays are used without a copy."""
 
     def __init__(self, program: Program, device: Device) -> None:
         super().__init__(program)
@@ -31,18 +23,15 @@ class GpuFeeds(Feeds):
         self._names = {n: program.values[n].dtype for n in ends if n in program.values}
 
     def taken(self, array: Any, slot: Slot) -> Any:
-        """Return one array of a caller, checked."""
+        """Return one validated array of a caller."""
         if not self._device.holds(array):
             return super().taken(array, slot)
         self._check(array, slot, f"{self.name}: argument '{slot.name}'")
         return array
 
     def given(self, out: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Return the caller's arrays of the outputs, ``None`` where it passes none.
-
-        Inputs may overlap them: they are copied before anything is written.
-        """
-        del inputs
+        """Return the arrays of ``out``, ``None`` for missing ones."""
+        del inputs  # outputs may overlap inputs, which are copied before any write
         found = self.numbered(out)
         arrays: list[Any] = []
         for n, slot in enumerate(self.outputs):

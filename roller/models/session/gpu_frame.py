@@ -1,4 +1,4 @@
-"""One call's memory on a GPU, and the steps of a model as work for its streams."""
+"""Memory of one call on a GPU, and the steps of a model as work for its streams."""
 
 from __future__ import annotations
 
@@ -19,28 +19,24 @@ from roller.models.session.fallback import run_foreign
 from roller.models.session.gpu_device import Device, Event, Kernel, Memory, Stream
 from roller.models.session.library import FUNCTIONS
 
-#: Puts the work of a step into a stream.
+#: Enqueues a step on a stream.
 Work = Callable[[Stream], None]
-#: Which panels a run reads: those its kernel makes of these constants.
+#: Key of packed panels: the kernel and the constants that it packs.
 PanelKey = tuple[str, tuple[str, ...]]
-#: Where memory within other memory starts: a multiple of this many bytes.
+#: Alignment in bytes of buffers within a larger allocation.
 ALIGN_BYTES = 256
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What all calls share.
+    """A model on a device, shared by all calls.
 
     Parameters
     ----------
-    plan
-        Steps and places.
-    artifacts, kernels
-        By kernel key.
     constants
-        Memory by name, of those that calls read as they are.
+        Memory by name of constants that calls read unpacked.
     panels
-        Memory by name of the argument, for every kernel and the constants it packs.
+        Memory by argument name, for every kernel and the constants that it packs.
     """
 
     plan: Plan
@@ -51,31 +47,23 @@ class Loaded:
 
 
 def nbytes_of(shape: Sequence[int], dtype: str) -> int:
-    """Return the bytes of an array as a device stores it."""
+    """Return the bytes of an array in device storage."""
     return int(np.prod(shape, dtype=np.int64)) * storage_dtype(dtype).itemsize
 
 
 def panel_key(run: Run, artifact: KernelArtifact) -> PanelKey:
-    """Return which panels a run reads."""
+    """Return the key of the panels that a run reads."""
     return run.kernel, tuple(run.inputs[c.position] for c in artifact.constants)
 
 
 def workspace_bytes(artifact: KernelArtifact) -> int:
-    """Return the bytes a kernel needs for itself while it runs."""
+    """Return the bytes of a kernel's workspaces."""
     own = (nbytes_of(a.shape, a.dtype) for a in artifact.arguments if a.role == "workspace")
     return sum(-(-n // ALIGN_BYTES) * ALIGN_BYTES for n in own)
 
 
 class Frame:
-    """What one call needs for itself: arena, inputs, outputs, streams; used by one thread at a time.
-
-    Parameters
-    ----------
-    loaded
-        What all calls share.
-    device
-        Where it runs.
-    """
+    """Arena, inputs, outputs and streams of one call, for one thread at a time."""
 
     def __init__(self, loaded: Loaded, device: Device) -> None:
         self._loaded, self._device = loaded, device
@@ -87,22 +75,22 @@ class Frame:
             space: [device.allocate(program.values[n].nbytes if n in program.values else 0) for n in names]
             for space, names in ((INPUT, program.inputs), (OUTPUT, program.outputs))
         }
-        # What runs at the same time must not share a workspace; steps of one stream may.
+        # Concurrent steps must not share a workspace; steps of one stream may.
         self._scratch = [device.allocate(most) for most in _scratch_bytes(program.steps, loaded.artifacts)]
         self._marks: dict[int, tuple[Event, Event]] | None = None
         self._work = [self._marked(s, self._of(s, 0)) for s in program.steps]
-        #: Outputs whose shape only a run knows, as the last one has told, by number.
+        #: Outputs of the last run whose shape is known only at run time, by number.
         self.found: dict[int, np.ndarray] = {}
         self._graph: Any = None
-        #: Why steps are launched one by one instead of as a graph; empty where there is a graph or none was wanted.
+        #: Reason why steps are launched one by one; empty where there is a graph or none was requested.
         self.no_graph = ""
 
     def follow(self, stream: Stream) -> None:
-        """Let all that comes wait for what is in a stream now."""
+        """Let all later work wait for the current work of a stream."""
         self._order(stream, self.stream)
 
     def precede(self, stream: Stream) -> None:
-        """Let a stream wait for all that was started."""
+        """Let a stream wait for all work started so far."""
         self._order(self.stream, stream)
 
     def _order(self, first: Stream, then: Stream) -> None:
@@ -111,12 +99,12 @@ class Frame:
         self._device.wait(event, then)
 
     def upload(self, arrays: Sequence[np.ndarray]) -> None:
-        """Put the inputs, as the device stores them, where the steps read them."""
+        """Upload the inputs, in device storage, to the memory that steps read."""
         for number, (array, name) in enumerate(zip(arrays, self._loaded.plan.program.inputs, strict=True)):
             self.put(number, array, name)
 
     def put(self, number: int, array: Any, name: str) -> None:
-        """Put one input, a contiguous array of the host or the device, where the steps read it."""
+        """Copy one input, a contiguous host or device array, to the memory that steps read."""
         device, memory = self._device, self._ends[INPUT][number]
         value = self._loaded.plan.program.values[name]
         if array.shape != value.shape or array.dtype.itemsize != storage_dtype(value.dtype).itemsize:
@@ -128,7 +116,7 @@ class Frame:
             device.upload(memory.ptr, array, self.stream)
 
     def get(self, number: int, target: Any, dtype: np.dtype[Any]) -> Any:
-        """Return one output: in the caller's array, whose device copies it in turn, or a new one of the host."""
+        """Return one output: copied into a device array of the caller, or downloaded."""
         program, device = self._loaded.plan.program, self._device
         value = program.values[program.outputs[number]]
         source = self._ends[OUTPUT][number].ptr
@@ -143,19 +131,19 @@ class Frame:
         return target
 
     def download(self) -> list[np.ndarray]:
-        """Wait for the call and return its outputs as the device stores them."""
+        """Wait for the call and return its outputs in device storage."""
         program = self._loaded.plan.program
         return [self.found[n] if name in program.loose else
                 self.get(n, None, storage_dtype(program.values[name].dtype))
                 for n, name in enumerate(program.outputs)]  # fmt: skip
 
     def launch(self) -> None:
-        """Start all steps one by one; returns before they are done."""
+        """Start all steps one by one, asynchronously."""
         for work in self._work:
             work(self.stream)
 
     def capture(self) -> bool:
-        """Make a graph of all steps, where the device can; whether there is one now."""
+        """Capture all steps as a graph where the device can; return whether there is one."""
         host = [s for s in _flat(self._loaded.plan.program.steps) if isinstance(s, (Call, Foreign))]
         if host:
             self.no_graph = f"{len(host)} steps are functions of arrays, which no graph holds"
@@ -167,14 +155,14 @@ class Frame:
         return self._graph is not None
 
     def replay(self) -> None:
-        """Start all steps: as the graph where there is one, one by one elsewhere."""
+        """Start all steps, as a graph if there is one."""
         if self._graph is None:
             self.launch()
         else:
             self._device.replay(self._graph, self.stream)
 
     def time(self, run: Callable[[], None], count: int) -> list[float]:
-        """Return the seconds of ``count`` runs, each between two events."""
+        """Return the seconds of ``count`` runs, measured by events."""
         device, out = self._device, []
         for _ in range(count):
             start, end = device.event(timing=True), device.event(timing=True)
@@ -186,7 +174,7 @@ class Frame:
         return out
 
     def profile(self, count: int) -> dict[int, float]:
-        """Return the median seconds of every step, those of lanes too, by its ``id``; steps are launched one by one."""
+        """Return the median seconds of every step, lanes included, by ``id``; steps are launched one by one."""
         seconds: dict[int, list[float]] = {}
         for _ in range(count):
             self._marks = {}
@@ -200,7 +188,7 @@ class Frame:
         return {step: statistics.median(times) for step, times in seconds.items()}
 
     def _marked(self, step: Step, work: Work) -> Work:
-        """Return a step's work between two events where the frame is profiled."""
+        """Return a step's work, enclosed by events while the frame is profiled."""
 
         def run(stream: Stream) -> None:
             if self._marks is None:
@@ -214,7 +202,7 @@ class Frame:
         return run
 
     def _address(self, name: str) -> tuple[int, Memory]:
-        """Return where a value lies, and the memory it lies in."""
+        """Return the address of a value and the memory that contains it."""
         place = self._loaded.plan.places.get(name)
         if place is None:
             raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory.plan.")
@@ -243,7 +231,7 @@ class Frame:
         return lambda stream: kernel.launch(pointers, stream)
 
     def _pointers(self, step: Run, lane: int) -> dict[str, int]:
-        """Return the address of everything a kernel reads and writes, by name of its argument."""
+        """Return the addresses of a kernel's arguments by name."""
         loaded, artifact = self._loaded, self._loaded.artifacts[step.kernel]
         pointers = {n: m.ptr for n, m in loaded.panels.get(panel_key(step, artifact), {}).items()}
         free = self._scratch[lane].ptr
@@ -257,7 +245,7 @@ class Frame:
             raise ModelError(f"{step.label}: the kernel takes other values than the step has. Compile it again.")
         for arguments, names in sides:
             for argument, name in zip(arguments, names, strict=True):
-                if argument.name not in read:  # a constant that is read as a panel
+                if argument.name not in read:  # a constant that is read in packed form
                     continue
                 expected, got = nbytes_of(argument.shape, argument.dtype), loaded.plan.program.values[name].nbytes
                 if expected != got:
@@ -291,7 +279,7 @@ class Frame:
         return lambda stream: self._device.call(compute, stream)
 
     def _foreign(self, step: Foreign) -> Work:
-        """Compute on the host, which waits for the stream."""
+        """Return work that waits for the stream and runs the subgraph on the host."""
 
         def work(stream: Stream) -> None:
             arrays = []
@@ -314,7 +302,7 @@ class Frame:
         return work
 
     def _together(self, step: ParallelGroup) -> Work:
-        """Run lanes on streams of their own, which start where the first one is and which it waits for."""
+        """Return work that runs lanes on separate streams, between two synchronisations with the first stream."""
         device = self._device
         lanes = [[self._marked(s, self._of(s, n)) for s in lane] for n, lane in enumerate(step.lanes)]
         start, ends = device.event(), [device.event() for _ in lanes[1:]]
@@ -324,7 +312,7 @@ class Frame:
             device.record(start, stream)
             for other in streams[1:]:
                 device.wait(start, other)
-            for works in zip_longest(*lanes):  # in turn, so that no lane waits for the launches of another
+            for works in zip_longest(*lanes):  # interleaved, so that no lane waits for the launches of another
                 for one, own in zip(works, streams, strict=True):
                     if one is not None:
                         one(own)
@@ -336,7 +324,7 @@ class Frame:
 
 
 def _scratch_bytes(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact]) -> list[int]:
-    """Return the bytes of workspaces that each lane needs."""
+    """Return the workspace bytes of each lane."""
     most = [0]
     for step in steps:
         lanes = step.lanes if isinstance(step, ParallelGroup) else ((step,),)

@@ -1,4 +1,4 @@
-"""Runs the plan of a model on a GPU: constants uploaded and packed once, a frame per call, graphs where they can be."""
+"""Runs the plan of a model on a GPU, with constants uploaded and packed once, a frame per call, and device graphs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from roller.targets import target_of_language
 class GpuSession(ModelCalls):
     """A whole model on a GPU.
 
-    Calls are re-entrant: each has a frame of its own, and frames are kept for later calls.
+    Calls are re-entrant: each uses its own frame, and frames are reused by later calls.
 
     Parameters
     ----------
@@ -40,18 +40,18 @@ class GpuSession(ModelCalls):
     artifacts
         Built kernels by key.
     device
-        Where it runs.
+        Device that runs the model.
     graphs
-        Whether steps are launched as a graph where that is possible.
+        Whether steps are launched as a graph where possible.
     built_for, target
-        Name and target of the specification the kernels are for; the device's own by default.
+        Name and target of the specification that the kernels are for; the device's own by default.
 
     Raises
     ------
     LaunchError
-        Where a kernel does not load, or the device has too little memory.
+        If a kernel does not load, or the device has too little memory.
     ModelError
-        Where a kernel is missing or does not fit the values of its step.
+        If a kernel is missing or does not fit the values of its step.
     """
 
     waits_for_device = True
@@ -73,7 +73,7 @@ class GpuSession(ModelCalls):
         self._free: list[Frame] = []
 
     def _prepared(self, used: Mapping[str, KernelArtifact]) -> Loaded:
-        """Load the kernels, upload the constants, and let kernels pack theirs."""
+        """Load the kernels, upload the constants and pack them."""
         plan, device, stream = self.plan, self._device, self._device.stream()
         kernels = {key: device.load(a) for key, a in used.items()}
         kept = self._kept(used)
@@ -84,16 +84,17 @@ class GpuSession(ModelCalls):
         return replace(loaded, panels=panels)
 
     def frame(self) -> Frame:
-        """Return a frame of its own."""
+        """Return a new frame."""
         return Frame(self._loaded, self._device)
 
     @cached_property
     def feeds(self) -> GpuFeeds:
-        """Checks what callers pass; made for the first of them, as a model of bfloat16 may run without ml_dtypes."""
+        """Validation of callers' arrays."""
+        # Created at first use: a model with bfloat16 values may run without ml_dtypes.
         return GpuFeeds(self.plan.program, self._device)
 
     def _call(self, inputs: list[Any], out: Any, on_device: bool) -> list[Any]:
-        """Run; what stays on the device is neither waited for nor passes through the host."""
+        """Run; results that stay on the device are not synchronised."""
         device, feeds = self._device, self.feeds
         targets = [None] * len(feeds.outputs) if out is None else feeds.given(out, inputs)
         theirs = [a for a in (*inputs, *targets) if a is not None and device.holds(a)]
@@ -105,7 +106,7 @@ class GpuSession(ModelCalls):
             frame.replay()
             outputs = [frame.get(n, t, s.dtype) if s is not None else frame.found[n]
                        for n, (t, s) in enumerate(zip(targets, feeds.outputs, strict=True))]  # fmt: skip
-            # Whatever the caller does next with these arrays, giving back their memory included, comes after.
+            # The caller's later uses of these arrays, including freeing their memory, wait for this call.
             frame.precede(caller)
             if on_device:
                 outputs = [self._put(a, theirs, caller) if s is None else a
@@ -117,14 +118,14 @@ class GpuSession(ModelCalls):
         return self._device.made(slot.shape, self.plan.program.values[slot.name].dtype, like)
 
     def _put(self, array: np.ndarray, like: Sequence[Any], stream: Stream) -> Any:
-        """Return an output whose shape only the run has told, and which the host computes, on the device."""
+        """Return a device array of an output that the host computed."""
         device = self._device
         made = device.made(array.shape, array.dtype.name, like)
         device.upload(device.address(device.viewed(made, "an output")), array, stream)
         return made
 
     def _filled(self, inputs: Sequence[Any], caller: Stream) -> Frame:
-        """Return a frame nobody uses with the inputs in it; it goes on where the caller's stream is."""
+        """Return a free frame with uploaded inputs, ordered after the caller's stream."""
         device, slots = self._device, self.feeds.inputs
         given = [device.contiguous(device.viewed(a, f"{self.name}: argument '{s.name}'")) if device.holds(a) else a
                  for a, s in zip(inputs, slots, strict=True)]  # fmt: skip
@@ -135,9 +136,9 @@ class GpuSession(ModelCalls):
         return frame
 
     def _taken(self) -> Frame:
-        """Return a frame nobody uses; a new one becomes a graph where it can."""
+        """Return a free frame; a new one is captured as a graph where possible."""
         try:
-            return self._free.pop()  # at once, whatever other threads do
+            return self._free.pop()  # atomic
         except IndexError:
             frame = self.frame()
             if self._graphs:
@@ -159,19 +160,19 @@ class GpuSession(ModelCalls):
         return found
 
     def save(self, folder: str | os.PathLike[str], expected: Sequence[Expected] = ()) -> Path:
-        """Write the model for :func:`roller.load_model`: a bundle, which any GPU of the kind runs without a compiler.
+        """Write the model as a bundle, which :func:`roller.load_model` loads on any GPU of this kind.
 
         Parameters
         ----------
         folder
             Must not exist, or be empty.
         expected
-            What ``python -m roller.models.session.bundle run`` checks before it times anything.
+            Results that ``python -m roller.models.session.bundle run`` checks before timing.
 
         Raises
         ------
         ArtifactError
-            Where the folder holds something or cannot be written.
+            If the folder is not empty or cannot be written.
         """
         place = path_of(folder, "folder", error=ArtifactError)
         said = self._device.properties()
@@ -181,11 +182,11 @@ class GpuSession(ModelCalls):
         return place
 
     def __repr__(self) -> str:
-        """Name, inputs, outputs and device on one line."""
+        """Return name, device, inputs and outputs on one line."""
         return one_line("GpuSession", f"{self.name} on {self._device.properties()['name']}: {ends_of(self)}")
 
     def _kept(self, artifacts: Mapping[str, KernelArtifact]) -> set[str]:
-        """Return the constants that calls read as they are; the others are read as panels only."""
+        """Return the constants that steps read unpacked."""
         found: set[str] = set()
         for step in steps_of(self.plan.program.steps):
             names: Sequence[str] = ()
@@ -199,11 +200,11 @@ class GpuSession(ModelCalls):
         return found
 
     def _packing(self, artifacts: Mapping[str, KernelArtifact]) -> dict[PanelKey, Run]:
-        """Return one run for every set of panels."""
+        """Return one run per set of panels."""
         return {panel_key(r, artifacts[r.kernel]): r for r in reversed(self._runs) if artifacts[r.kernel].prepare}
 
     def _packed(self, run: Run, loaded: Loaded, stream: Stream) -> dict[str, Memory]:
-        """Let a kernel pack the constants of a run; what is only packed is on the device for that long."""
+        """Pack the constants of a run; constants that are only packed are on the device temporarily."""
         artifact, kernel, constants = loaded.artifacts[run.kernel], loaded.kernels[run.kernel], loaded.constants
         own = (a for a in artifact.arguments if a.role == "panel")
         panels = {a.name: self._device.allocate(nbytes_of(a.shape, a.dtype)) for a in own}
@@ -221,7 +222,7 @@ class GpuSession(ModelCalls):
             pointers[argument.name] = held[-1].ptr
         kernel.prepare(pointers, stream)
         if held:
-            self._device.synchronize(stream)  # before their memory is free again
+            self._device.synchronize(stream)  # before their memory is freed
         return panels
 
     def _uploaded(self, array: np.ndarray, stream: Stream) -> Memory:
@@ -231,10 +232,10 @@ class GpuSession(ModelCalls):
 
 
 def load_bundle(folder: Path, device: str | Device | None = None) -> GpuSession:
-    """Return a bundle's model, ready to run on a GPU of this machine; kernels without an image are built."""
+    """Load a bundle's model for a GPU of this machine; build kernels that have no image."""
     bundle = ModelBundle(folder)
     if device is None:
-        language = bundle.manifest["target"].get("language", "cuda")  # what a bundle is that says none
+        language = bundle.manifest["target"].get("language", "cuda")  # older bundles lack the key
         device = target_of_language(language, str(folder), ArtifactError).first_device
     if not (isinstance(device, str) or hasattr(device, "properties")):
         raise LaunchError(f"device: expected a name such as 'cuda:0', or an open device, got {shown(device)}.")

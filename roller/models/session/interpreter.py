@@ -1,6 +1,6 @@
-"""Run bound steps one by one from Python: slow and plain, the oracle of the native runner.
+"""Runs bound steps one by one in Python: slow, and the test oracle of the native runner.
 
-What no native step is (functions of the library, other runtimes) runs through here in either.
+Library functions and other runtimes run here also under the native runner.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from roller.models.session.fallback import run_foreign
 
 #: Maps an operand to its array in this call.
 Memory: TypeAlias = Callable[[Operand], np.ndarray]
-#: Takes the array of an output whose shape only a run knows.
+#: Receives the array of an output whose shape is known only at run time.
 Keep: TypeAlias = Callable[[Operand, np.ndarray], None]
 
 
 def interpret(steps: Iterable[Bound], memory: Memory, keep: Keep, seconds: dict[int, float] | None = None) -> None:
-    """Run steps in order, lanes one after the other."""
+    """Run steps in order, lanes one after the other; ``seconds`` receives the time of each step by ``id``."""
     for step in steps:
         start = time.perf_counter()
         if isinstance(step, BoundRun):
@@ -50,7 +50,7 @@ def _copy(bound: BoundCopy, memory: Memory) -> None:
 
 
 def call(bound: BoundCall, memory: Memory, keep: Keep) -> None:
-    """Run a function of the library, or another runtime's subgraph."""
+    """Run a library function or a fallback subgraph."""
     inputs = [None if o is None else memory(o) for o in bound.inputs]
     made = _made(bound, inputs)
     for n, (result, operand) in enumerate(zip(made, bound.outputs, strict=False)):

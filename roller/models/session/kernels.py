@@ -1,4 +1,4 @@
-"""What running a kernel takes of its artifact, and the library it is loaded from."""
+"""Data that running a CPU kernel requires, and loading of its library."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from roller.core.scratch import scratch_folder
 from roller.errors import ArtifactError, LaunchError
 from roller.targets import target_of_language
 
-#: Prefix of the symbol of a function in a library of TVM.
+#: Prefix of function symbols in a library of TVM.
 _SYMBOL = "__tvm_ffi_"
-#: Where a library notes the function that runs its tasks.
+#: Symbol of the pointer to the function that runs a library's tasks.
 _LAUNCH = "__TVMBackendParallelLaunch"
-#: Where panels and constants start, as code generation declares them.
+#: Alignment in bytes of panels and constants that code generation declares.
 LINE_BYTES = 64
-#: What arguments are.
+#: Roles of arguments.
 _ROLES = ("input", "output", "panel", "size")
-#: A huge page.
+#: Bytes of a huge page.
 _HUGE_BYTES = 1 << 21
 
 
@@ -39,9 +39,9 @@ class Taken:
     Parameters
     ----------
     role
-        ``"input"``, ``"output"``, ``"panel"``, or ``"size"``: its extent tells the kernel a size of the call.
+        ``"input"``, ``"output"``, ``"panel"``, or ``"size"``, an array whose extent is a dynamic size.
     position
-        Which input or output of the run it is, in order; which panel of the kernel.
+        Number of the run's input or output, or of the kernel's panel.
     shape, dtype
         As the kernel sees it.
     """
@@ -54,28 +54,24 @@ class Taken:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """A CPU kernel as a session needs it: no program, no expression, no source.
+    """Interface of a CPU kernel that a session calls, without its program, expression and source.
 
     Parameters
     ----------
-    name
-        Of its expression, for people.
-    entry
-        Function of the library that is called.
     taken
         Arguments of a call, in order.
     panels
-        Memory that constants are packed into, once per constant.
+        Memory for packed constants.
     constants
-        Positions of the inputs that are constant.
+        Positions of the constant inputs.
     prepare
-        Function that packs constants, and what it takes; ``None`` where nothing is packed.
+        Function that packs constants, and its arguments; ``None`` for no packing.
     parallel
         Whether a call wakes other threads.
     tasks
-        Of every parallel loop of a call, in the order they run; empty where that is not known.
+        Extent of every parallel loop of a call, in order of execution; empty if unknown.
     features
-        What the processor must have; see :mod:`roller.core.processor`.
+        Required processor features; see :mod:`roller.core.processor`.
     seconds, bottleneck
         Predicted.
     """
@@ -94,7 +90,7 @@ class KernelCode:
 
     @classmethod
     def of(cls, artifact: KernelArtifact) -> KernelCode:
-        """Return what running ``artifact`` takes."""
+        """Return the code of a CPU artifact."""
         target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
         if target.kind.discrete or len(artifact.launches) != 1:
             raise LaunchError(
@@ -117,7 +113,7 @@ class KernelCode:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data."""
+        """Return JSON data."""
         pack = None if self.prepare is None else [self.prepare[0], [_taken_to_list(t) for t in self.prepare[1]]]
         return {
             "name": self.name,
@@ -135,7 +131,7 @@ class KernelCode:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> KernelCode:
-        """Rebuild what :meth:`to_dict` gave; ``KeyError``, ``TypeError`` or ``ValueError`` where it is damaged."""
+        """Rebuild from :meth:`to_dict`; raise ``KeyError``, ``TypeError`` or ``ValueError`` for malformed data."""
         pack = data["prepare"]
         return cls(
             str(data["name"]),
@@ -178,20 +174,18 @@ def _shape(data: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel whose library is in this process.
+    """A kernel whose library is loaded.
 
     Parameters
     ----------
-    code
-        See :class:`KernelCode`.
     module
         TVM's module, which keeps the library loaded.
     call, pack
-        Its functions, callable with arrays.
+        Functions that take arrays.
     address
-        Of the function that is called, for the native runner.
+        Address of the called function, for the native runner.
     library
-        What it was loaded from.
+        Bytes of the library.
     """
 
     code: KernelCode
@@ -203,7 +197,7 @@ class LoadedKernel:
 
 
 def load_kernel(code: KernelCode, library: bytes, launch: int | None = None) -> LoadedKernel:
-    """Load a kernel's library; its temporary file is gone when this returns."""
+    """Load a kernel's library; ``launch`` is the address of the function that runs its parallel tasks."""
     check_features(code.name, code.features)
     ffi = runtime()
     with scratch_folder() as folder:
@@ -211,7 +205,7 @@ def load_kernel(code: KernelCode, library: bytes, launch: int | None = None) -> 
         path.write_bytes(library)
         try:
             module = ffi.load_module(str(path))
-            # The file is loaded by now, its symbols bound: this finds the same library again.
+            # The library is already loaded, so this returns the same one.
             again = ctypes.CDLL(str(path))
             found = getattr(again, _SYMBOL + code.entry)
             if launch is not None:
@@ -224,7 +218,7 @@ def load_kernel(code: KernelCode, library: bytes, launch: int | None = None) -> 
 
 
 def _redirect(library: ctypes.CDLL, launch: int) -> None:
-    """Have a library run its tasks by another function; one that runs none has no place to note it."""
+    """Let a library run its tasks by another function; no effect on one without parallel loops."""
     try:
         ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch
     except ValueError:
@@ -232,10 +226,8 @@ def _redirect(library: ctypes.CDLL, launch: int) -> None:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Return bytes that start at a cache line; many of them lie in huge pages where the system has those.
-
-    Fresh memory costs a page fault per page: BERT-Large took 75,000 of them before, and 17,500 with huge pages.
-    """
+    """Return memory aligned to cache lines, in huge pages where it is large and the system has them."""
+    # Fresh memory costs a page fault per page: huge pages reduced those of BERT-Large from 75,000 to 17,500.
     if nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             room = mmap.mmap(-1, nbytes + _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -243,8 +235,8 @@ def aligned(nbytes: int) -> np.ndarray:
             raise MemoryError(f"{nbytes} bytes") from err
         raw = np.frombuffer(room, np.uint8)
         start = -raw.ctypes.data % _HUGE_BYTES
-        with contextlib.suppress(OSError):  # a kernel without them
-            # Whole pages only: a last one that reached beyond the end would be memory nobody uses.
+        with contextlib.suppress(OSError):  # kernels without huge pages
+            # Whole pages only: a last page beyond the end would waste memory.
             room.madvise(mmap.MADV_HUGEPAGE, start, nbytes // _HUGE_BYTES * _HUGE_BYTES)
         return raw[start : start + nbytes]
     raw = np.empty(nbytes + LINE_BYTES, np.uint8)
@@ -253,7 +245,7 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 def as_taken(array: np.ndarray, taken: Taken, where: str) -> np.ndarray:
-    """Return an array's memory in the shape and dtype a kernel takes it."""
+    """Return an array's memory in the shape and dtype of a kernel argument."""
     dtype = storage_dtype(taken.dtype)
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if flat.nbytes != dtype.itemsize * int(np.prod(taken.shape, dtype=np.int64)):

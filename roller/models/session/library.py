@@ -1,7 +1,7 @@
-"""What no tensor expression is, computed by the array module of a device: NumPy, or CuPy with the same code.
+"""Functions for operators that no tensor expression describes, on the array module of a device (NumPy or CuPy).
 
-Every function takes the array module, the input arrays and the attributes of its step, and returns its outputs with the
-very shapes and dtypes that the step declares.
+A function takes the array module, input arrays and the step's attributes, and returns outputs of the declared shapes
+and dtypes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from roller.models.session import sampling
 
 Function: TypeAlias = Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Any, ...]]
 
-#: Function by the name steps call it.
+#: Functions by the names that steps use.
 FUNCTIONS: dict[str, Function] = {}
 
 
@@ -25,7 +25,7 @@ def library_function(function: Function) -> Function:
 
 
 def _inside(xp: Any, indices: Any, size: int) -> Any:
-    """Return indices counted from the front; negative ones count from the end."""
+    """Return non-negative indices; negative ones count from the end, others out of range raise ``IndexError``."""
     wrapped = xp.where(indices < 0, indices + size, indices)
     if wrapped.size and (int(wrapped.min()) < 0 or int(wrapped.max()) >= size):
         raise IndexError(f"indices: expected -{size} to {size - 1}, got {int(indices.min())} to {int(indices.max())}")
@@ -34,15 +34,15 @@ def _inside(xp: Any, indices: Any, size: int) -> Any:
 
 @library_function
 def gather(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Slices of ``inputs[0]`` along ``axis``, chosen by the indices ``inputs[1]``."""
+    """Return slices of ``inputs[0]`` along ``axis`` at the indices ``inputs[1]``."""
     data, indices = inputs
     axis = attributes["axis"]
     return (xp.take(data, _inside(xp, indices, data.shape[axis]), axis=axis),)
 
 
 def _elements(xp: Any, indices: Any, shape: Sequence[int], axis: int) -> tuple[Any, ...]:
-    """Return the coordinates of single elements: their own position, but along ``axis``; a scalar has one element."""
-    if not shape:
+    """Return coordinates of single elements: ``indices`` along ``axis``, their own positions in other dimensions."""
+    if not shape:  # a scalar has one element
         _inside(xp, indices, 1)
         return (Ellipsis,)
     where = list(xp.meshgrid(*(xp.arange(n) for n in indices.shape), indexing="ij", sparse=True))
@@ -52,13 +52,13 @@ def _elements(xp: Any, indices: Any, shape: Sequence[int], axis: int) -> tuple[A
 
 @library_function
 def gather_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Single elements of ``inputs[0]`` chosen along ``axis``, one per index."""
+    """Return single elements of ``inputs[0]`` at the indices ``inputs[1]`` along ``axis``."""
     data, indices = inputs
     return (data[_elements(xp, indices, data.shape, attributes["axis"])],)
 
 
 def _tuples(xp: Any, indices: Any, shape: Sequence[int], batch_dims: int = 0) -> tuple[Any, ...]:
-    """Return the coordinates that tuples along the last axis of ``indices`` name, after ``batch_dims`` of its own."""
+    """Return the coordinates given by tuples along the last axis of ``indices``, after batch dimensions."""
     lead = xp.meshgrid(*(xp.arange(n) for n in indices.shape[:-1]), indexing="ij", sparse=True) if batch_dims else []
     named = (_inside(xp, indices[..., i], shape[batch_dims + i]) for i in range(indices.shape[-1]))
     return (*lead[:batch_dims], *named)
@@ -66,13 +66,13 @@ def _tuples(xp: Any, indices: Any, shape: Sequence[int], batch_dims: int = 0) ->
 
 @library_function
 def gather_nd(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Slices of ``inputs[0]`` named by the tuples along the last axis of ``inputs[1]``."""
+    """Return slices of ``inputs[0]`` at the index tuples along the last axis of ``inputs[1]``."""
     data, indices = inputs
     return (data[_tuples(xp, indices, data.shape, attributes["batch_dims"])],)
 
 
 def _scattered(xp: Any, data: Any, where: tuple[Any, ...], updates: Any, reduction: str) -> Any:
-    """Return a copy of ``data`` with ``updates`` put, or combined one after the other, at ``where``."""
+    """Return a copy of ``data`` with ``updates`` written or reduced at ``where``."""
     out = data.copy()
     if reduction == "none":
         out[where] = updates
@@ -84,7 +84,7 @@ def _scattered(xp: Any, data: Any, where: tuple[Any, ...], updates: Any, reducti
 
 @library_function
 def scatter_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """``inputs[0]`` with the elements ``inputs[2]`` at positions ``inputs[1]`` along ``axis``."""
+    """Return ``inputs[0]`` with elements ``inputs[2]`` at the positions ``inputs[1]`` along ``axis``."""
     data, indices, updates = inputs
     where = _elements(xp, indices, data.shape, attributes["axis"])
     return (_scattered(xp, data, where, updates, attributes["reduction"]),)
@@ -92,18 +92,18 @@ def scatter_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, An
 
 @library_function
 def scatter_nd(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """``inputs[0]`` with the slices ``inputs[2]`` where the tuples of ``inputs[1]`` say."""
+    """Return ``inputs[0]`` with slices ``inputs[2]`` at the index tuples ``inputs[1]``."""
     data, indices, updates = inputs
     return (_scattered(xp, data, _tuples(xp, indices, data.shape), updates, attributes["reduction"]),)
 
 
 @library_function
 def top_k(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Find the ``k`` largest (or smallest) elements along ``axis`` and their positions; of equal ones the first."""
+    """Return the ``k`` largest (or smallest) elements along ``axis`` and their positions; ties in order of position."""
     (data,) = inputs
     axis, size = attributes["axis"], data.shape[attributes["axis"]]
     if attributes["largest"]:
-        # Ascending and stable from the back, then turned around: descending, and of equal ones the first.
+        # A stable ascending sort of the reversed data, reversed: descending, with ties in order of position.
         order = size - 1 - xp.flip(xp.argsort(xp.flip(data, axis), axis=axis, kind="stable"), axis)
     else:
         order = xp.argsort(data, axis=axis, kind="stable")
@@ -113,7 +113,7 @@ def top_k(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tupl
 
 @library_function
 def reverse_sequence(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """``inputs[0]`` with the first ``inputs[1][b]`` steps of every batch ``b`` turned around."""
+    """Return ``inputs[0]`` with the first ``inputs[1][b]`` steps of every batch ``b`` reversed."""
     data, lengths = inputs
     batch, time = attributes["batch_axis"], attributes["time_axis"]
     shape = [1] * data.ndim
@@ -136,25 +136,25 @@ def _cumulative(xp: Any, data: Any, attributes: Mapping[str, Any], function: Any
 
 @library_function
 def cumsum(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sum up to each element along ``axis``."""
+    """Return cumulative sums along ``axis``."""
     return (_cumulative(xp, inputs[0], attributes, xp.cumsum, 0),)
 
 
 @library_function
 def cumprod(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Multiply up to each element along ``axis``."""
+    """Return cumulative products along ``axis``."""
     return (_cumulative(xp, inputs[0], attributes, xp.cumprod, 1),)
 
 
 @library_function
 def determinant(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Compute determinants of matrices."""
+    """Return determinants of matrices."""
     return (xp.linalg.det(inputs[0]).astype(inputs[0].dtype),)
 
 
 @library_function
 def bit_cast(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Read the bits of ``inputs[0]`` as another ``dtype`` of the same width."""
+    """Return the bits of ``inputs[0]`` as another ``dtype`` of the same width."""
     return (xp.ascontiguousarray(inputs[0]).view(numpy_dtype(attributes["dtype"])).reshape(inputs[0].shape),)
 
 

@@ -1,4 +1,4 @@
-"""Bound steps as the tables of runner.c, and frames that run them: well under a microsecond per step."""
+"""Bound steps as tables of runner.c, and frames that run them in well under a microsecond per step."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ _TENSOR = np.dtype([
 ])  # fmt: skip
 _ARGUMENT = np.dtype([("type_index", "i4"), ("padding", "u4"), ("value", "u8")])
 _CALL, _COPY, _TOGETHER = range(3)
-#: DLPack's type codes by NumPy's kinds.
+#: DLPack type codes by NumPy kind.
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
-#: TVM's type index of a tensor that somebody else owns, and DLPack's number of the host.
+#: TVM's type index of a borrowed tensor, and DLPack's device type of the host.
 _TENSOR_POINTER, _HOST = 7, 1
 #: Tasks a thread gets at most, and the least that one of them should take (seconds): a task costs some ten nanoseconds.
 _TASKS_PER_THREAD, _LEAST_TASK_S = 8, 1e-5
 
-#: Steps of the tables from one to another, or a step that Python runs.
+#: A range of rows of the tables, or a step that Python runs.
 Segment: TypeAlias = "tuple[int, int] | BoundCall"
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What all frames share.
+    """Tables shared by all frames.
 
     Parameters
     ----------
     steps, lanes
         As in runner.c.
     tensors
-        Templates: pointers of constants are there, those of the arena are offsets.
+        Templates: data pointers of constants, offsets of tensors in the arena.
     in_arena
-        Numbers of the tensors that lie in the arena.
+        Numbers of the tensors in the arena.
     patches
         Tensors in the caller's arrays: tensor, number of the array, first byte.
     segments
-        What runs in order.
+        Segments in order of execution.
     bound
         The bound step of every row of ``steps``.
     kept
-        Arrays the tables point into.
+        Arrays that the tables point into.
     """
 
     steps: np.ndarray
@@ -89,7 +89,7 @@ class _Writer:
         return len(self.tensors) - 1
 
     def sequence(self, steps: Sequence[Bound]) -> list[Segment]:
-        """Add steps one after the other; their lanes follow, so that the steps themselves are one piece."""
+        """Add steps as contiguous rows, followed by the rows of their lanes."""
         segments: list[Segment] = []
         start, later = len(self.steps), list[tuple[int, BoundTogether]]()
         for bound in _flat(steps):
@@ -155,7 +155,7 @@ def cut(extent: int, threads: int, seconds: float) -> int:
 
 
 def _flat(steps: Sequence[Bound]) -> list[Bound]:
-    """Return the steps with lanes that cannot run apart in a row."""
+    """Return the steps with serial groups replaced by the steps of their lanes."""
     found: list[Bound] = []
     for step in steps:
         if isinstance(step, BoundTogether) and not step.apart:
@@ -167,7 +167,7 @@ def _flat(steps: Sequence[Bound]) -> list[Bound]:
 
 
 def tables(steps: Sequence[Bound], input_count: int, threads: int) -> Tables:
-    """Return the tables of bound steps."""
+    """Return the tables of all bound steps; outputs are numbered after the ``input_count`` inputs."""
     writer = _Writer(input_count, threads)
     segments = writer.sequence(steps)
     shapes, cuts = (np.array(numbers or [0], np.int64) for numbers in (writer.shapes, writer.cuts))
@@ -179,7 +179,7 @@ def tables(steps: Sequence[Bound], input_count: int, threads: int) -> Tables:
     for n, (operand, first) in enumerate(writer.tensors):
         row, place = tensors[n], operand.place
         row["ndim"], row["shape"] = len(operand.shape), shapes.ctypes.data + 8 * first
-        # Copies look at no dtype: what DLPack has no code for passes as bytes.
+        # Copies ignore dtypes, so that a dtype without a DLPack code is passed as bytes.
         row["code"], row["bits"] = _CODES.get(operand.dtype.kind, 1), operand.dtype.itemsize * 8
         if place is None:
             assert operand.held is not None
@@ -199,22 +199,14 @@ def tables(steps: Sequence[Bound], input_count: int, threads: int) -> Tables:
 
 
 class NativeFrame(Frame):
-    """A frame whose steps are run by the native runner.
+    """A frame whose steps the native runner runs.
 
     Parameters
     ----------
-    steps, arena_bytes
-        As for :class:`Frame`.
-    shared
-        Tables of the steps.
-    runner
-        The loaded library.
     array_count
-        Inputs and outputs together.
+        Number of inputs and outputs.
     thread_count
-        Threads of a call, the caller among them.
-    arena
-        As for :class:`Frame`.
+        Threads of a call, including the caller.
     """
 
     def __init__(
@@ -239,7 +231,7 @@ class NativeFrame(Frame):
         self._address = ctypes.addressof(self._struct)
 
     def execute(self, seconds: dict[int, float] | None) -> None:
-        """Run all steps on the arrays at hand."""
+        """Run all steps on the current arrays."""
         if isinstance(self.inputs, Placed):
             self.inputs.place(self._struct.arrays)
             arrays = tuple(self.outputs)
@@ -271,7 +263,7 @@ class NativeFrame(Frame):
             self._struct.seconds = None
         for bound, value in zip(self._shared.bound, taken.tolist(), strict=True):
             seconds[id(bound)] = value
-        # Lanes that had to run in a row take what their steps take.
+        # A serial group takes the sum of its steps.
         for bound in self.steps:
             if isinstance(bound, BoundTogether) and not bound.apart:
                 seconds[id(bound)] = sum(seconds.get(id(b), 0.0) for lane in bound.lanes for b in lane)

@@ -1,4 +1,4 @@
-"""Small libraries in C beside the kernels: compiled once by the compiler that links kernels, and kept in the cache."""
+"""Builds small C libraries once, with the compiler that links kernels, and caches them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 
 
 def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> bytes:
-    """Return a library from the cache folder where it was compiled before, else what ``compiled`` gives."""
+    """Return the cached library of ``sources``, or the result of ``compiled``, which is then cached."""
     parts = (
         *(s.read_bytes() for s in sources),
         " ".join(_FLAGS).encode(),
@@ -41,7 +41,7 @@ def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> byte
     if found is not None:
         return found
     image = compiled()
-    # Whole or not at all; where the folder cannot be used, it is compiled again.
+    # The write is atomic; without a usable cache folder the library is compiled each time.
     with contextlib.suppress(OSError):
         own_folder(cache_folder())
         write_kept(own_folder(path.parent) / path.name, image)

@@ -1,4 +1,4 @@
-"""Inputs of a call that are known by where they lie."""
+"""Inputs of a call that are given by their addresses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 class Placed(ABC):
-    """Inputs of one call that a native frame takes by their addresses; as arrays only where a step runs in Python."""
+    """Inputs of a call given by address; converted to arrays only for steps that run in Python."""
 
     @abstractmethod
     def place(self, addresses: int) -> None:
-        """Write the address of every input, 8 bytes each, to where ``addresses`` points."""
+        """Write the 8-byte address of every input to the array at ``addresses``."""
 
     @abstractmethod
     def __getitem__(self, number: int) -> np.ndarray:

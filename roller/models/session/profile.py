@@ -1,4 +1,4 @@
-"""Where a model's time goes, step by step: predicted and measured."""
+"""Predicted and measured time of a model, step by step."""
 
 from __future__ import annotations
 
@@ -22,39 +22,35 @@ from roller.runtime.disturbance import Disturbance
 from roller.runtime.timing import measure
 from roller.runtime.windows import Timing
 
-#: Predicted seconds (``None``: nothing was predicted) and bottleneck by kernel key.
+#: Predicted seconds (``None`` without a prediction) and bottleneck by kernel key.
 Said: TypeAlias = "Mapping[str, tuple[float | None, str]]"
-#: Seconds that whole calls, and calls with every step timed, take at least, and samples that are enough of either.
+#: Least seconds of timing whole calls, and of timing every step, and the number of samples that ends either.
 _TIMED_S, _ENOUGH = 0.3, 100
-#: Calls with every step timed before those that count.
+#: Discarded calls with timed steps.
 _WARMUPS = 2
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step of a profile.
+    """Times of one step.
 
     Parameters
     ----------
-    label
-        What it computes.
     kind
-        ``"kernel"``, ``"copy"``, ``"function"``, ``"foreign"`` or ``"together"``: the time of all its lanes, which
-        follow it.
+        ``"kernel"``, ``"copy"``, ``"function"``, ``"foreign"``, or ``"together"`` for a group of lanes, whose steps
+        follow.
     kernel
         Key of the kernel; empty for other kinds.
-    nodes
-        Nodes of the graph it stands for.
     predicted_s
-        Predicted seconds; ``None`` where nothing was predicted.
+        ``None`` without a prediction.
     measured_s
-        Median measured seconds.
+        Median seconds.
     share
-        Part of the measured time of all steps; of a lane's steps, of their ``together``.
+        Fraction of the measured time of all steps; for a lane's step, of the lane.
     bottleneck
-        What the model says bounds it.
+        Predicted bottleneck.
     lane
-        Which lane of the ``together`` before it; ``None`` outside.
+        Number of the lane in the preceding group; ``None`` outside.
     """
 
     label: str
@@ -68,29 +64,27 @@ class StepTime:
     lane: int | None = None
 
     def __repr__(self) -> str:
-        """Kind, times and label on one line."""
+        """Return kind, times and label on one line."""
         times = f"measured {seconds_text(self.measured_s)}, predicted {seconds_text(self.predicted_s)}"
         return one_line("StepTime", f"{self.kind}: {times}", self.label)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A whole model's times.
+    """Times of a whole model.
 
     Parameters
     ----------
-    name
-        Of the model.
     steps
-        In the order they run.
+        In order of execution.
     measured_s, best_s
-        Median and least seconds of whole calls, as a caller sees them: no step of them is timed.
+        Median and least seconds of whole calls without timed steps.
     predicted_s
-        Sum of the predictions; of lanes that run at the same time the longest.
+        Sum of the steps' predictions, with the longest lane of each group.
     repeats
-        Whole calls that were timed; the steps are timed in others.
+        Number of timed whole calls; steps are timed in other calls.
     doubt
-        What disturbed them, in one sentence; empty where nothing did.
+        A sentence that names disturbances of the timing; empty for none.
     """
 
     name: str
@@ -102,16 +96,16 @@ class Profile:
     doubt: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data."""
+        """Return the profile as JSON data."""
         return asdict(self)
 
     def __repr__(self) -> str:
-        """Name the times of whole calls on one line."""
+        """Return the times of whole calls on one line."""
         times = f"measured {seconds_text(self.measured_s)}, predicted {seconds_text(self.predicted_s)} a call"
         return one_line("Profile", f"{self.name}: {times}", counted(len(self.steps), "step"))
 
     def _repr_html_(self) -> str:
-        """Every step in the order they run, for a notebook."""
+        """Return a table of all steps for a notebook."""
         rows = (
             (f"{s.share:.1%}", seconds_text(s.measured_s), seconds_text(s.predicted_s), s.bottleneck, s.label)
             for s in self.steps
@@ -119,7 +113,7 @@ class Profile:
         return html_table(repr(self)[1:-1], ("share", "measured", "predicted", "bound by", "step"), rows)
 
     def __str__(self) -> str:
-        """Name the steps that take most, one per line."""
+        """Return the steps with the largest shares, one per line."""
         top = sorted((s for s in self.steps if s.lane is None), key=lambda s: -s.share)
         lines = [f"{self.name}: measured {self.measured_s * 1e3:.4g} ms, predicted {self.predicted_s * 1e3:.4g} ms"]
         for s in top[:20]:
@@ -129,11 +123,11 @@ class Profile:
 
 
 class Profiled(Protocol):
-    """What is timed: a session, whatever runs it."""
+    """Protocol of a session that can be timed."""
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
 
     @property
     def plan(self) -> Plan:
@@ -141,11 +135,11 @@ class Profiled(Protocol):
 
     @property
     def waits_for_device(self) -> bool:
-        """Whether a caller sleeps until another device is done."""
+        """Whether a call waits for another device."""
 
     @property
     def said(self) -> Said:
-        """What was predicted of its kernels."""
+        """Predictions of the kernels."""
 
     def run(self, *arguments: Any) -> Any:
         """Run on arrays by name."""
@@ -155,7 +149,7 @@ class Profiled(Protocol):
 
 
 def profiled(session: Profiled, feeds: Mapping[str, Any] | None, repeats: int) -> Profile:
-    """Time every step of a session, and whole calls; see :meth:`roller.models.session.calls.ModelCalls.profile`."""
+    """Time every step of a session, and whole calls."""
     whole_number(repeats, f"{session.name}: argument 'repeats'", 1, expected="at least 1", error=LaunchError)
     if not (feeds is None or isinstance(feeds, Mapping)):
         raise LaunchError(f"{session.name}: argument 'feeds': expected arrays by name, got {shown(feeds)}.")
@@ -172,7 +166,7 @@ def profiled(session: Profiled, feeds: Mapping[str, Any] | None, repeats: int) -
 def time_bound_steps(
     steps: Sequence[Step], bound: Sequence[Bound], run: Callable[[dict[int, float]], object], count: int
 ) -> dict[int, float]:
-    """Return the median seconds of every step, those of lanes too, by its ``id``."""
+    """Return the median seconds of every step, lanes included, by ``id``."""
     taken, end = list[dict[int, float]](), time.perf_counter() + _TIMED_S
     while len(taken) < _WARMUPS + count or (len(taken) < _ENOUGH and time.perf_counter() < end):
         taken.append({})
@@ -182,11 +176,8 @@ def time_bound_steps(
 
 
 def time_calls(session: Profiled, feeds: Mapping[str, Any], repeats: int) -> Timing:
-    """Time whole calls: so many samples at least, each of several calls where these are short, more if time allows.
-
-    The ``doubt`` names what disturbed them, where something did.
-    """
-    # The clock of this machine takes the sleep of a caller that waits for a GPU for seconds others had.
+    """Time whole calls with at least ``repeats`` samples; short calls are repeated within a sample."""
+    # The system clock would count the caller's wait for a GPU as time taken by other processes.
     clock: Clock = TrustingClock() if session.waits_for_device else system_clock()
     before = clock.load()
     try:
@@ -200,7 +191,7 @@ def time_calls(session: Profiled, feeds: Mapping[str, Any], repeats: int) -> Tim
 def _measured(
     steps: Sequence[Step], bound: Sequence[Bound], medians: Mapping[int, float]
 ) -> Iterator[tuple[int, float]]:
-    """Yield the seconds of every step by its ``id``, from those of the bound steps."""
+    """Yield the seconds of every step by ``id`` from those of the bound steps."""
     for step, own in zip(steps, bound, strict=True):
         yield id(step), medians.get(id(own), 0.0)
         if isinstance(step, ParallelGroup) and isinstance(own, BoundTogether):
@@ -209,7 +200,7 @@ def _measured(
 
 
 def distinct_labels(runs: Iterable[Run]) -> dict[tuple[str, ...], str]:
-    """Return the label of every run by what it writes; where a node is several runs, with what that is.
+    """Return unique labels by the outputs of runs; a label shared by several runs is extended by the outputs.
 
     Examples
     --------
@@ -223,10 +214,7 @@ def distinct_labels(runs: Iterable[Run]) -> dict[tuple[str, ...], str]:
 
 
 def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray]:
-    """Return arrays a model can be timed with: floats from -1 to 1, zeros of everything else.
-
-    (Integers are mostly indices, of which 0 is always one.)
-    """
+    """Return arrays for timing a model: floats from -1 to 1, zeros for other dtypes."""
     from roller.core.dtypes import numpy_dtype
 
     rng = np.random.default_rng(seed)
@@ -234,6 +222,7 @@ def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray
     for value in values:
         dtype = numpy_dtype(value.dtype)
         floating = value.dtype.startswith(("float", "bfloat"))
+        # Integers are mostly indices, for which 0 is always valid.
         found[value.name] = rng.uniform(-1, 1, value.shape).astype(dtype) if floating else np.zeros(value.shape, dtype)
     return found
 
@@ -242,7 +231,7 @@ def _steps(
     steps: Sequence[Step], measured: Mapping[int, float], said: Said, labels: Mapping[tuple[str, ...], str],
     lane: int | None = None,
 ) -> Iterator[StepTime]:  # fmt: skip
-    """Yield the rows of steps; those of lanes follow their ``together``."""
+    """Yield the times of steps; those of lanes follow their group."""
     total = sum(measured.get(id(s), 0.0) for s in steps) or 1.0
     for step in steps:
         seconds = measured.get(id(step), 0.0)

@@ -1,4 +1,4 @@
-"""The plan of a model whose calls choose sizes, and its kernels."""
+"""The plan of a model with dynamic sizes, and its kernels."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class RangeKernel:
-    """A kernel that takes sizes.
+    """A kernel with dynamic sizes.
 
     Parameters
     ----------
     code
-        What runs it, its shapes those of some sizes.
+        Code of the kernel, with the shapes at one choice of sizes.
     shapes
-        Shapes of what it takes, in order, for all sizes.
-    library
-        Its bytes.
+        Shapes of the arguments, in order, for all sizes.
     packing
-        What packs its constants, as text: equal where two pack alike.
+        Source of the function that packs constants.
     """
 
     code: KernelCode
@@ -39,39 +37,38 @@ class RangeKernel:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """How it reads its constants: equal where two kernels can read the same arrays."""
+        """Layout of constants: equal where two kernels can read the same arrays."""
         read = tuple(t.position for t in self.code.taken if t.role == "input" and t.position in self.code.constants)
         return self.packing, self.code.panels, self.code.constants, read
 
     def at(self, sizes: Sizes) -> KernelCode:
-        """Return the code with the shapes of some sizes."""
+        """Return the code with the shapes at the given sizes."""
         pairs = zip(self.code.taken, self.shapes.at(sizes), strict=True)
         return replace(self.code, taken=tuple(replace(t, shape=tuple(shape)) for t, shape in pairs))
 
 
 @dataclass(frozen=True)
 class RangePlan:
-    """A plan of all sizes.
+    """A plan for all sizes.
 
     Parameters
     ----------
     general
-        Its data (:func:`~roller.models.graph.plan_data.plan_to_dict`); its runs name the kernels of ``kernels``.
+        Data of :func:`~roller.models.graph.plan_data.plan_to_dict` over sizes; runs name keys of ``kernels``.
     largest
-        The plan of the largest sizes, with all constants.
+        The plan at the largest sizes, with all constants.
     ends
-        Least and largest of every size.
+        Least and largest value of every size.
     derived
-        Sizes that follow from these, and from each other in their order.
+        Formulas of sizes that follow from these and from earlier derived sizes.
     inputs, outputs
-        Dimensions of every input, and of every output: numbers, and names of sizes; ``None`` where an output's is
-        another function of them.
+        Dimensions as numbers or names of sizes; ``None`` for an output dimension that is another function of sizes.
     kernels
-        By key, all that may compute it.
+        By key, all kernels that can compute it.
     choose
-        Position in ``kernels`` of what computes a key at some sizes.
+        Returns the position in ``kernels`` of the kernel for a key at the given sizes.
     predict
-        Predicted seconds there of what is at a position.
+        Returns the predicted seconds of the kernel at a position.
     """
 
     general: General
@@ -85,14 +82,14 @@ class RangePlan:
     predict: Callable[[str, int, Sizes], float]
 
     def whole(self, sizes: Sizes) -> dict[str, int]:
-        """Return sizes in their order, with all that follow from them."""
+        """Return all sizes in order, including derived ones."""
         found = {n: int(sizes[n]) for n in self.ends}
         for name, formula in self.derived.items():
             found[name] = formula.at(found)
         return found
 
     def at(self, sizes: Sizes) -> Plan:
-        """Return the plan of some sizes, without constants; its runs name kernel and choice."""
+        """Return the plan at the given sizes, without constants; runs name the chosen kernels."""
         plan = plan_from_dict({**self.general.at(sizes), "constants": ()}, {}, self.largest.program.name)
         chosen: dict[str, int] = {}
 
@@ -109,12 +106,12 @@ class RangePlan:
 
 
 def variant_key(key: str, number: int) -> str:
-    """Return the key of one of the kernels that compute what ``key`` names."""
+    """Return the key of one of several kernels that compute ``key``."""
     return f"{key}/{number}"
 
 
 def key_and_number(variant: str) -> tuple[str, int]:
-    """Return what :func:`variant_key` was made from.
+    """Split the result of :func:`variant_key`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A model whose calls choose sizes: one plan, few kernels each, and nothing compiled for new sizes."""
+"""A session with dynamic sizes: one plan, a few kernels per step, and no compilation for new sizes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from roller.models.session.session import Session
 if TYPE_CHECKING:
     from roller.models.session.profile import Profile
 
-#: Sizes of calls that are kept ready; the first of them makes room for another.
+#: Most sizes with a ready session; the oldest is dropped.
 _MOST_READY = 256
 
 
 def _first_alike(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
-    """Return what gives the first of some kernels that reads constants as a kernel does."""
+    """Return a function that finds the first kernel with a given kernel's layout of constants."""
     layouts = [k.layout for k in several]
     return lambda kernel: layouts.index(kernel.layout)
 
@@ -42,23 +42,23 @@ def _first_alike(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]
 class RangeSession(HeldHere):
     """A whole model on this machine's processor, for all sizes of a range.
 
-    Calls are as those of a :class:`~roller.models.session.session.Session`; the shapes of the arrays are the sizes. New
-    sizes take some milliseconds more for each kernel, once, and tenths of a second where one must run to prove
-    itself there; nothing is compiled.
+    Calls are as for a :class:`~roller.models.session.session.Session`; the shapes of the arrays give the sizes. The
+    first call at new sizes takes some milliseconds more per kernel, and tenths of a second if a kernel must run to
+    prove its correctness there; nothing is compiled.
 
     Parameters
     ----------
     plan
         Steps, places, kernels.
     cores
-        Threads a call may use, the caller among them.
+        Threads of a call, including the caller.
     doubt
-        Why choices of kernels may be wrong, where other programs disturbed their timing; empty where nothing did.
+        Reason why other programs may have disturbed the choice of kernels; empty for none.
 
     Raises
     ------
     LaunchError
-        Where a kernel cannot be loaded here.
+        If a kernel cannot be loaded.
     """
 
     other_way: ClassVar[str] = "Compile the model where it is needed: the cache has its kernels. Threads may share it."
@@ -74,13 +74,13 @@ class RangeSession(HeldHere):
         }
         self.constants = self._packed()
         self._ready: dict[tuple[int, ...], _Sized] = {}
-        #: The same by the shapes of the inputs that say sizes.
+        #: Ready sessions by the shapes of inputs with dynamic sizes.
         self._by_shapes: dict[tuple[Any, ...], Session] = {}
         self._asked = [name for name, dims in plan.inputs.items() if any(isinstance(d, str) for d in dims)]
         self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
 
     def _packed(self) -> Constants:
-        """Pack the constants once in every layout that a kernel reads them in."""
+        """Pack the constants once per layout in which a kernel reads them."""
         largest = self.plan.largest
         firsts = {k: list(dict.fromkeys(map(_first_alike(x), x))) for k, x in self.plan.kernels.items()}
         arrays, panels = dict[str, np.ndarray](), dict[PanelKey, tuple[np.ndarray, ...]]()
@@ -112,48 +112,48 @@ class RangeSession(HeldHere):
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.plan.largest.program.name or "model"
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Least and largest of every size by name, in the order that :meth:`at` takes them."""
+        """Least and largest value of every size by name, in the order of :meth:`at`'s arguments."""
         return dict(self.plan.ends)
 
     @property
     def inputs(self) -> tuple[Described, ...]:
-        """Names, shapes and dtypes of what a call takes, in order; a dimension that calls choose is its size's name."""
+        """Names, shapes and dtypes of the inputs, in order; a dynamic dimension is the name of its size."""
         values = self.plan.largest.program.values
         return tuple(Described(n, tuple(dims), values[n].dtype) for n, dims in self.plan.inputs.items())
 
     @property
     def outputs(self) -> tuple[Described, ...]:
-        """What a call gives, likewise; a dimension that is another function of the sizes is ``None``."""
+        """Names, shapes and dtypes of the outputs; a dimension that is another function of the sizes is ``None``."""
         values = self.plan.largest.program.values
         return tuple(Described(n, tuple(dims), values[n].dtype) for n, dims in self.plan.outputs.items())
 
     def get_inputs(self) -> list[Described]:
-        """Return :attr:`inputs` under the name ONNX Runtime has for it."""
+        """Return :attr:`inputs`, as in ONNX Runtime."""
         return list(self.inputs)
 
     def get_outputs(self) -> list[Described]:
-        """Return :attr:`outputs` under the name ONNX Runtime has for it."""
+        """Return :attr:`outputs`, as in ONNX Runtime."""
         return list(self.outputs)
 
     @property
     def arena_bytes(self) -> int:
-        """Memory of one call beside its inputs and outputs, at the largest sizes."""
+        """Memory of one call at the largest sizes, in addition to its inputs and outputs."""
         return self.plan.largest.arena_bytes
 
     def run(self, *arguments: Any, **options: Any) -> Any:
-        """Run the model; arguments and results as of :meth:`roller.models.session.calls.ModelCalls.run`.
+        """Run the model; arguments and results are those of :meth:`roller.models.session.calls.ModelCalls.run`.
 
         Raises
         ------
         LaunchError
-            Where sizes are outside their range, arrays disagree on one, or an array does not fit.
+            If a size is outside its range, arrays disagree on a size, or an array does not fit.
         """
-        try:  # the usual call: shapes that came before find their session without a look at each size
+        try:  # the common case: known shapes give the session without computing sizes
             session = self._by_shapes[self._shapes(arguments)]
         except (KeyError, IndexError, AttributeError, TypeError):
             session = self._first_of(arguments)
@@ -162,13 +162,13 @@ class RangeSession(HeldHere):
     __call__ = run
 
     def _shapes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the shapes of the arrays of a call that say sizes; an error of some kind where it is not clear."""
+        """Return the shapes of a call's dynamic inputs; raise any error for unclear arguments."""
         feeds = arguments[0]
         held = feeds if type(feeds) is dict else dict(zip(self.plan.inputs, arguments, strict=False))
         return tuple([held[name].shape for name in self._asked])
 
     def _first_of(self, arguments: Sequence[Any]) -> Session:
-        """Return the session of a call, and note it by the shapes of the arrays, which alone decide."""
+        """Return the session for a call, and store it by the shapes of the arrays."""
         session = self._of(self._sizes(arguments))
         with self._lock, contextlib.suppress(KeyError, IndexError, AttributeError, TypeError):
             if len(self._by_shapes) >= _MOST_READY:
@@ -177,12 +177,12 @@ class RangeSession(HeldHere):
         return session
 
     def profile(self, feeds: Mapping[str, Any], *, repeats: int = 20) -> Profile:
-        """Time every step at the sizes of some arrays; see :meth:`roller.models.session.calls.ModelCalls.profile`.
+        """Time every step at the sizes of the given arrays; see :meth:`roller.models.session.calls.ModelCalls.profile`.
 
         Raises
         ------
         LaunchError
-            As of :meth:`run`, and where there are no arrays.
+            As for :meth:`run`, and if ``feeds`` is not a mapping.
         """
         if not isinstance(feeds, Mapping):
             raise LaunchError(
@@ -192,7 +192,7 @@ class RangeSession(HeldHere):
         return self._of(self._sizes((feeds,))).profile(feeds, repeats=repeats)
 
     def at(self, *values: int, **sizes: int) -> Session:
-        """Return the session of some sizes, with its profile and kernels; nothing is compiled.
+        """Return the session for fixed sizes; nothing is compiled.
 
         Parameters
         ----------
@@ -202,12 +202,12 @@ class RangeSession(HeldHere):
         Raises
         ------
         LaunchError
-            Where a size is missing, unknown, said twice, no whole number, or outside its range.
+            If a size is missing, unknown, given twice, not a whole number, or outside its range.
         """
         return self._of(sizes_of_call(self.name, self.plan.ends, values, sizes))
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
-        """Refuse: only the session of some sizes can be saved, ``at(**sizes).save(folder)``.
+        """Refuse: only a session for fixed sizes can be saved, ``at(**sizes).save(folder)``.
 
         Raises
         ------
@@ -252,7 +252,7 @@ class RangeSession(HeldHere):
         return made
 
     def _sizes(self, arguments: Sequence[Any]) -> dict[str, int]:
-        """Return the sizes that the arrays of a call say; the least where they say none, for it to refuse."""
+        """Return the sizes of the arrays of a call; the least size where no array has it."""
         feeds = next((a for a in arguments if isinstance(a, Mapping)), None)
         arrays = dict(feeds) if feeds is not None else dict(zip(self.plan.inputs, arguments, strict=False))
         found: dict[str, int] = {}
@@ -276,13 +276,13 @@ class RangeSession(HeldHere):
         return {n: found.get(n, low) for n, (low, _) in self.plan.ends.items()}
 
     def __repr__(self) -> str:
-        """Name, sizes and kernels on one line."""
+        """Return name, sizes and number of kernels on one line."""
         sizes = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.plan.ends.items())
         return one_line("RangeSession", f"{self.name}: {sizes}, {counted(len(self._loaded), 'kernel')}")
 
 
 def _shape(array: Any) -> tuple[int, ...]:
-    """Return the shape of what has no attribute for it; none of what is no array, for the call to refuse."""
+    """Return the shape of an object without that attribute; ``()`` for one that is no array."""
     try:
         return np.shape(np.from_dlpack(array) if hasattr(array, "__dlpack__") else array)
     except (RuntimeError, BufferError, TypeError, ValueError):
@@ -290,7 +290,7 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 
 class _Sized(Session):
-    """The session of some sizes; memory between steps is that of all sizes."""
+    """The session for fixed sizes, which shares arenas with all other sizes."""
 
     _arenas: list[np.ndarray]
     _by_arena: dict[int, Frame]
@@ -298,10 +298,7 @@ class _Sized(Session):
 
     @classmethod
     def of(cls, parts: Saved, arenas: list[np.ndarray], predict: Callable[[str], float]) -> _Sized:
-        """Return a session that takes its memory from ``arenas``, and gives it back.
-
-        ``predict`` is asked for the predicted seconds of kernels by their keys, where a profile shows them.
-        """
+        """Return a session that borrows memory from ``arenas``; ``predict`` gives predicted seconds by kernel key."""
         session = cls.__new__(cls)
         session._arenas, session._by_arena, session._predict = arenas, {}, predict
         session._start(parts)
@@ -311,14 +308,14 @@ class _Sized(Session):
 
     @property
     def said(self) -> dict[str, tuple[float | None, str]]:
-        """Predicted seconds of the kernels that run, by key; what bounds them is not said."""
+        """Predicted seconds of the kernels that run, by key, without bottlenecks."""
         used = {s.kernel for s in steps_of(self.plan.program.steps) if isinstance(s, Run)}
         return {key: (self._predict(key), "") for key in used}
 
     def _frame(self, arena: np.ndarray | None = None) -> Frame:
         if arena is None:
             try:
-                arena = self._arenas.pop()  # at once, whatever other threads do
+                arena = self._arenas.pop()  # atomic
             except IndexError:
                 arena = aligned(self.plan.arena_bytes)
         frame = self._by_arena.get(id(arena))

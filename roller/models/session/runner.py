@@ -1,4 +1,4 @@
-"""The native runner: its library, compiled once and cached, and its functions."""
+"""The native runner: its cached library and functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.errors import LaunchError
 from roller.models.session.native_build import compile_library, kept_library
 
 SOURCE, POOL = (Path(__file__).with_name(name) for name in ("runner.c", "pool.h"))
-#: Bytes of the header of TVM's objects, after which an error has its kind and its message.
+#: Bytes of the header of TVM's objects; an error's kind and message follow it.
 _HEADER_BYTES = 24
 
 
@@ -44,14 +44,14 @@ class Runner:
     Parameters
     ----------
     image
-        The library itself, for whoever saves a model.
+        Bytes of the library, for saved models.
     point, run, use_threads
-        Its functions: point tensors at the caller's arrays; run steps; let kernels that this thread calls otherwise use
-        so many threads.
+        Functions: point tensors at the caller's arrays; run steps; set the thread count for kernels that this thread
+        calls directly.
     launch
-        Address of what kernels call to run tasks on several threads.
+        Address of the function with which kernels run tasks on several threads.
     hooks
-        What it calls of TVM's runtime.
+        Functions of TVM's runtime that it calls.
     """
 
     image: bytes = field(repr=False)
@@ -62,7 +62,7 @@ class Runner:
     hooks: _Hooks = field(repr=False)
 
     def failure(self, frame: FrameStruct) -> str:
-        """Return the text of a frame's error, and let go of it."""
+        """Return the text of a frame's error and release the error."""
         error = frame.error
         frame.error = None
         if not error:
@@ -95,7 +95,7 @@ def load_runner(image: bytes) -> Runner:
 
 
 def build_runner() -> bytes:
-    """Return the library of the runner, from the cache folder where it was compiled before."""
+    """Return the library of the runner, compiled or from the cache."""
     return kept_library((SOURCE, POOL), _compiled)
 
 

@@ -1,4 +1,4 @@
-"""Pictures read at places that are data: functions of :mod:`roller.models.session.library`, for any array module."""
+"""Sampling, scattering and pooling at data-dependent positions: functions of :mod:`roller.models.session.library`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy as np
 
 
 def grid_sample(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sample ``inputs[0]`` ``(n, c, *spatial)`` at the places ``inputs[1]`` ``(n, *out, rank)``, each in -1 to 1.
+    """Sample ``inputs[0]`` ``(n, c, *spatial)`` at the positions ``inputs[1]`` ``(n, *out, rank)``, each in -1 to 1.
 
     Attributes: ``mode`` (linear, nearest, cubic), ``padding`` (zeros, border, reflection), ``align_corners``.
-
-    Places that are NaN or infinite give what PyTorch's kernels for processors do: of pictures NaN where a weight is
-    computed of them (linear beside zeros, cubic), else the first element, or of border the last beside an infinity; of
-    volumes nothing beside zeros, else the last element for NaN.
     """
+    # NaN and infinite positions give the results of PyTorch's CPU kernels. Images: NaN where a weight depends on the
+    # position (linear with zeros, cubic), else the first element, or with border the last for an infinity. Volumes:
+    # nothing with zeros, else the last element for NaN.
     data, grid = inputs
     with np.errstate(invalid="ignore", over="ignore"):
         return _grid_sampled(xp, data, grid, attributes)
@@ -31,16 +30,16 @@ def _grid_sampled(xp: Any, data: Any, grid: Any, attributes: Mapping[str, Any]) 
     volume = len(spatial) == 3
     taps = []
     for d, size in enumerate(spatial):
-        place = grid[..., len(spatial) - 1 - d]  # x comes first
+        place = grid[..., len(spatial) - 1 - d]  # the last axis of the grid starts with x
         place = place.astype("float32") if place.dtype.itemsize < 4 else place
-        # In the grid's precision: the last bit decides which neighbour is the nearest one.
+        # In the grid's precision, because the last bit decides which neighbour is nearest.
         place = ((place + 1) / 2 * (size - 1) if align else ((place + 1) * size - 1) / 2).astype("float64")
         if attributes["mode"] == "nearest":
             place = xp.rint(place)
         bounds = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
         outside = (place < bounds[0]) | (place > bounds[1])
         if attributes["mode"] == "cubic":
-            pass  # every neighbour is brought within by itself
+            pass  # each neighbour is brought within bounds separately
         elif padding == "border":
             place = xp.where(outside, xp.clip(place, 0, size - 1), place)
         elif padding == "reflection":
@@ -62,7 +61,7 @@ def _grid_sampled(xp: Any, data: Any, grid: Any, attributes: Mapping[str, Any]) 
 
 
 def _reflected(xp: Any, place: Any, low: float, high: float) -> Any:
-    """Return places mirrored at both bounds until they are within."""
+    """Return positions reflected at both bounds until they are within."""
     extent = high - low
     if extent <= 0:
         return xp.full_like(place, low)
@@ -73,7 +72,7 @@ def _reflected(xp: Any, place: Any, low: float, high: float) -> Any:
 def _taps(
     xp: Any, place: Any, mode: str, size: int, padding: str, bounds: tuple[float, float]
 ) -> list[tuple[Any, Any]]:
-    """Return positions along one axis and their weights; outside, by the padding."""
+    """Return neighbours along one axis and their weights, with padding."""
     first = xp.floor(place)
     rest = place - first
     if mode == "nearest":
@@ -87,7 +86,7 @@ def _taps(
         at = first + offset
         inside = (at >= 0) & (at <= size - 1)
         if padding == "zeros":
-            amount = amount * inside  # NaN stays
+            amount = amount * inside  # keeps NaN
         elif padding == "reflection":
             at = xp.where(inside, at, _reflected(xp, at, *bounds))
         found.append((xp.where(xp.isnan(at), 0.0, xp.clip(at, 0, size - 1)).astype("int64"), amount))
@@ -95,14 +94,14 @@ def _taps(
 
 
 def _cubic(xp: Any, distance: Any, a: float = -0.75) -> Any:
-    """Return Keys' kernel."""
+    """Return Keys' cubic convolution kernel."""
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
     return xp.where(distance <= 1, near, far)
 
 
 def col2im(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Add columns ``(n, c * kernel, blocks)`` up where the windows they come from stood.
+    """Sum columns ``(n, c * kernel, blocks)`` into the windows of the image.
 
     Attributes: ``image``, ``block`` (shapes), ``strides``, ``dilations``, ``begins`` and ``ends`` (paddings).
     """
@@ -127,10 +126,7 @@ def col2im(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tup
 
 
 def max_unpool(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Put ``inputs[0]`` back where the flat positions ``inputs[1]`` of a tensor of shape ``natural`` say.
-
-    Attributes: ``natural`` and ``shape``, whose corner it is.
-    """
+    """Write ``inputs[0]`` at the flat positions ``inputs[1]`` of a tensor of shape ``natural``, zero-padded."""
     data, positions = inputs[:2]
     natural, shape = attributes["natural"], attributes["shape"]
     size = 1
@@ -144,10 +140,7 @@ def max_unpool(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) ->
 
 
 def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Write ``inputs[1]`` into ``inputs[0]`` along ``axis`` from where ``inputs[2]`` says, one place per batch.
-
-    Attributes: ``axis``, and ``circular`` where writing goes on from the beginning.
-    """
+    """Write ``inputs[1]`` into ``inputs[0]`` along ``axis`` from positions ``inputs[2]``, one per batch."""
     past, update = inputs[:2]
     starts = inputs[2] if len(inputs) > 2 and inputs[2] is not None else xp.zeros(past.shape[0], "int64")
     axis, out = attributes["axis"] - 1, past.copy()
@@ -163,10 +156,10 @@ def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]
 
 
 def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Pool regions ``inputs[1]`` ``(regions, 4)`` of pictures ``inputs[0]``, numbered by ``inputs[2]``.
+    """Pool regions ``inputs[1]`` ``(regions, 4)`` of images ``inputs[0]``, whose numbers are ``inputs[2]``.
 
-    Attributes: ``mode`` (avg, max), ``size`` (rows, columns of a result), ``samples`` (per bin and side; 0: as many
-    as a bin has points), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
+    Attributes: ``mode`` (avg, max), ``size`` (rows, columns of a result), ``samples`` (per bin and side; 0: as many as
+    the bin has points), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
     """
     data, regions, pictures = inputs
     rows, columns = attributes["size"]
@@ -176,7 +169,7 @@ def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> 
         if not all(map(math.isfinite, corners)):
             out[n] = math.nan
             continue
-        # Exact: the number of points is a ceiling, and whether a point is within hangs on the last bit, too.
+        # Exact arithmetic: the last bit decides the number of points (a ceiling) and whether a point is inside.
         left, top, right, bottom = (Fraction(v) * scale - shift for v in corners)
         width, height = right - left, bottom - top
         if not shift:
@@ -189,30 +182,27 @@ def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> 
 
 
 def _pooled(xp: Any, picture: Any, y: list[tuple[Any, Any]], x: list[tuple[Any, Any]], mode: str) -> Any:
-    """Return the average or maximum of each bin ``(channels, rows, columns)``."""
+    """Return the average or maximum of each bin, of shape ``(channels, rows, columns)``."""
     corners = []
     for (at_y, share_y), (at_x, share_x) in itertools.product(y, x):
         corners.append(picture[:, at_y[:, :, None, None], at_x[None, None]] * share_y[:, :, None, None] * share_x)
     if mode == "avg":
         return sum(corners).mean(axis=(2, 4))
-    # Of the products, not of the interpolated samples: as ONNX's node tests and its reference have it.
+    # The maximum is over products, not over interpolated samples, as in ONNX's node tests and reference.
     return xp.stack(corners).max(axis=(0, 3, 5))
 
 
-#: Samples along one side of a region that are computed; more are of a region far beyond any picture.
+#: Most samples along one side of a region; only a region far larger than any image has more.
 _MOST_SAMPLES = 1 << 20
 
 
 def _ratio(value: float) -> Fraction:
-    """Return the fraction that a factor stands for, which float32 had to round."""
+    """Return the exact fraction that a float32 factor approximates."""
     return Fraction(value).limit_denominator(1 << 24) or Fraction(value)
 
 
 def _line(xp: Any, start: Fraction, bin_size: Fraction, bins: int, samples: int, size: int) -> list[tuple[Any, Any]]:
-    """Return lower and upper neighbour of every sample ``(bins, samples)`` along one side, with their shares.
-
-    There are none where a bin has no extent and as many points as it has elements are wanted.
-    """
+    """Return lower and upper neighbours of samples ``(bins, samples)`` along one side, with weights."""
     count = samples or math.ceil(bin_size)
     if count <= 0:
         return []

@@ -1,6 +1,6 @@
-"""Saved models: a folder from which a session starts in under a second, with no compiler.
+"""Loading of saved models: a session starts in under a second without a compiler.
 
-Its arrays are mapped into memory and shared by all processes that load it; ``saving.py`` says what else is in it.
+Arrays are memory-mapped and shared by all processes that load the folder; ``saving.py`` describes its files.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def load_model(
     device: str | Device | None = None,
     threads: int | None = None,
 ) -> Session | GpuSession:
-    """Load a model that was saved: nothing is compiled, nothing packed, and weights are mapped, not read.
+    """Load a saved model; nothing is compiled or packed, and weights are memory-mapped.
 
     Parameters
     ----------
     folder
-        What a session's ``save`` wrote. Its kernels are code: load only what comes from whom you trust.
+        Folder written by a session's ``save``. Its kernels are executable code: load only from trusted sources.
     verify
-        Whether the weights are checked against their checksums (several GB a second once they are in memory). All
-        other files are always checked; of a model for a GPU the weights too.
+        Whether the checksums of weights are verified (several GB/s once they are in memory). All other files, and a GPU
+        model's weights, are always verified.
     device
-        The GPU that a model for one runs on, ``"cuda:1"`` for example; the first of its kind by default.
+        The GPU to run a GPU model on, for example ``"cuda:1"``; the first of its kind by default.
     threads
-        Threads a call of a processor's model may use, the caller among them; by default as many as it was compiled
-        for. Kernels stay as they were built: compile with ``threads=`` for those that suit the number best.
+        Threads of a call of a processor's model, including the caller; by default as many as it was compiled for.
+        Kernels are not changed: compile with ``threads=`` for the kernels that suit the number best.
 
     Returns
     -------
@@ -61,17 +61,17 @@ def load_model(
     Raises
     ------
     ArtifactError
-        Where the folder is damaged, incomplete, of a newer format, or of another kind of machine; where ``threads`` is
-        no positive number, or given for a GPU.
+        If the folder is damaged, incomplete, of a newer format, or for another kind of machine; or if ``threads`` is
+        not a positive number, or is given for a GPU.
     LaunchError
-        Where TVM's runtime is not installed.
+        If TVM's runtime is not installed.
     """
     where = path_of(folder, "folder", error=ArtifactError, what="the folder of a saved model")
     verify = flag(verify, "verify", error=ArtifactError)
     if threads is not None:
         threads = checked_threads(threads, MODEL_BUNDLE.is_in(where))
     if MODEL_BUNDLE.is_in(where):
-        from roller.models.session.gpu_runner import load_bundle  # which a processor's model need not
+        from roller.models.session.gpu_runner import load_bundle  # a processor's model does not need it
 
         return load_bundle(where, device)
     opened = Container(where, SAVED)
@@ -121,15 +121,7 @@ def _panel_key(key: Any, names: Any) -> PanelKey:
 
 
 class SavedArtifacts(Mapping[str, KernelArtifact]):
-    """Programs, estimates and sources of a saved model's kernels, read when somebody looks.
-
-    Parameters
-    ----------
-    folder
-        Of the model.
-    files
-        File of each kernel's artifact, by key.
-    """
+    """Programs, estimates and sources of a saved model's kernels, read on access."""
 
     def __init__(self, folder: Container, files: Mapping[str, str]) -> None:
         self._folder, self._files = folder, files
@@ -140,9 +132,7 @@ class SavedArtifacts(Mapping[str, KernelArtifact]):
         return KernelArtifact.from_dict(self._folder.json(file), str(self._folder.folder / file))
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the keys."""
         return iter(self._files)
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._files)

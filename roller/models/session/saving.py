@@ -1,7 +1,7 @@
-"""What a session of a processor consists of, and its folder: written by :meth:`Saved.save`, read by ``saved.py``.
+"""The parts of a processor's session, and the folder that :meth:`Saved.save` writes for ``saved.py``.
 
-``model.json`` holds the plan, what runs each kernel, and where every array lies; ``kernels/`` the libraries;
-``arrays.bin`` what no call changes, packed as the kernels read it; ``runner.so`` the native runner.
+``model.json`` holds the plan, the kernels' interfaces and the offsets of arrays; ``kernels/`` the libraries;
+``arrays.bin`` constants in packed form; ``runner.so`` the native runner.
 """
 
 from __future__ import annotations
@@ -32,22 +32,18 @@ ARRAYS, RUNNER = "arrays.bin", "runner.so"
 
 @dataclass(frozen=True)
 class Saved:
-    """All that a session of this processor starts from.
+    """All parts of a session of this processor.
 
     Parameters
     ----------
-    plan
-        Steps and places.
-    kernels
-        By key.
     constants
         As kernels read them.
     cores
-        Threads a call may use, the caller among them.
+        Threads of a call, including the caller.
     runner
-        What runs steps without Python, where it is used.
+        The native runner, where it is used.
     artifacts
-        Kernels with their programs, estimates and sources, by key; empty where nobody keeps them.
+        Programs, estimates and sources of kernels by key; may be empty.
     """
 
     plan: Plan
@@ -58,7 +54,7 @@ class Saved:
     artifacts: Mapping[str, KernelArtifact]
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool) -> Path:
-        """Write it for :func:`roller.load_model`; see :meth:`roller.models.session.session.Session.save`."""
+        """Write a folder for :func:`roller.load_model`."""
         target = path_of(folder, "folder", error=ArtifactError)
         sources = flag(sources, "sources", error=ArtifactError)
         with filled(target) as work:

@@ -1,4 +1,4 @@
-"""A model that runs: feeds in, outputs out, in any number of threads at a time."""
+"""A model that runs on a processor, called from any number of threads at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from roller.models.session.saving import Saved
 
 
 def checked_threads(threads: object, discrete: bool) -> int:
-    """Return a number of threads for a session of this processor, or of a ``discrete`` device."""
+    """Return a validated number of threads; refuse it for a ``discrete`` device."""
     count = whole_number(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
     if discrete:
         raise LaunchError("threads: expected none for a model of a GPU, whose calls use no threads. Leave it out.")
@@ -39,30 +39,30 @@ def checked_threads(threads: object, discrete: bool) -> int:
 class Session(ModelCalls):
     """A whole model on this machine's processor.
 
-    Calls are re-entrant: every call has a frame of its own, taken from a pool.
+    Calls are re-entrant: each uses its own frame from a pool.
 
     Parameters
     ----------
     plan
-        See :func:`roller.models.graph.memory.plan`; with all constants of its program.
+        Result of :func:`roller.models.graph.memory.plan`, with all constants of its program.
     artifacts
-        A CPU kernel by every key the plan's steps name.
+        A CPU kernel for every key in the plan's steps.
     cores
-        Threads a call may use, the caller among them; it uses no more than there are processors for it.
+        Threads of a call, including the caller; at most the number of available processors is used.
     native
-        Whether steps run without Python; ``False`` is slower and computes the same.
+        Whether steps run without Python; ``False`` is slower with equal results.
     consume
-        Whether the constants are taken out of the plan's program, each as soon as it is packed, so that weights are not
-        in memory twice: the plan, its program and what they were made from are of no more use then.
+        Whether constants are removed from the plan's program once they are packed, so that memory never holds both
+        forms of all weights. The plan and its program are unusable afterwards.
 
     Raises
     ------
     LaunchError
-        Where a kernel cannot be loaded here.
+        If a kernel cannot be loaded.
     ModelError
-        Where plan and kernels do not fit.
+        If plan and kernels do not match.
     BuildError
-        Where the native runner has to be compiled and there is no C compiler.
+        If the native runner has to be compiled and there is no C compiler.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Session(ModelCalls):
 
     @classmethod
     def restored(cls, parts: Saved) -> Session:
-        """Return a session whose kernels are loaded and whose constants are packed."""
+        """Return a session from loaded kernels and packed constants."""
         session = cls.__new__(cls)
         session._start(parts)
         return session
@@ -94,31 +94,31 @@ class Session(ModelCalls):
         plan, cores = parts.plan, parts.cores
         if cores < 1:
             raise ModelError(f"{plan.program.name}: cores: expected at least 1, got {cores}.")
-        #: The plan; its program holds no constants, since those that are packed are read in that form only.
+        #: The plan; its program has no constants, because packed ones are read in that form only.
         self.plan = without_constants(plan)
         self.cores = cores
         self.kernels, self.constants = parts.kernels, parts.constants
-        #: Kernels by key, with their programs, estimates and sources; empty where a model was saved without.
+        #: Kernels by key, with their programs, estimates and sources; empty where the saved model lacks them.
         self.artifacts = parts.artifacts
         self._feeds = Feeds(plan.program)
         self.runner = parts.runner
         self._begin(bind(plan, parts.kernels, parts.constants))
 
     def _begin(self, steps: tuple[Bound, ...]) -> None:
-        #: The plan's steps with their kernels and memory.
+        #: The plan's steps bound to kernels and memory.
         self.steps = steps
-        #: Whether a call wakes other threads: without that it starts none.
+        #: Whether a call wakes other threads; if not, none are started.
         self._wakes = self.cores > 1 and any(wakes_threads(step) for step in steps)
-        # A model saved elsewhere may ask for more than there is here: threads that share a processor only wait.
+        # A model saved elsewhere may have more cores than this machine; threads that share a processor only wait.
         self._threads = min(self.cores, threads.most_threads()) if self._wakes else 1
         self._tables = tables(steps, len(self.plan.program.inputs), self._threads)
         self._most_frames = max(2, len(threads.processors()))
-        # The first call finds its memory at hand; other threads' calls make theirs.
+        # The first call uses this frame; concurrent calls create others.
         self._frames: list[Frame] = [self._frame()]
 
     @property
     def feeds(self) -> Feeds:
-        """Checks what callers pass; see :class:`ModelCalls`."""
+        """Validation of callers' arrays; see :class:`ModelCalls`."""
         return self._feeds
 
     @property
@@ -133,17 +133,17 @@ class Session(ModelCalls):
         return time_bound_steps(self.plan.program.steps, self.steps, lambda s: self.run_timed(feeds, s), count)
 
     def run_timed(self, feeds: Mapping[str, Any], seconds: dict[int, float]) -> dict[str, np.ndarray]:
-        """Run as :meth:`run` does, and note what every step takes by the ``id`` of its bound step."""
+        """Run like :meth:`run`, and enter the time of every step in ``seconds`` by the ``id`` of its bound step."""
         made = self._call(self._feeds.named(feeds), None, False, seconds)
         return dict(zip(self.plan.program.outputs, made, strict=True))
 
     def run_placed(self, inputs: Placed) -> list[np.ndarray]:
-        """Run on inputs by their addresses, which the caller has checked; return new arrays of all outputs in order.
+        """Run on inputs given by addresses, which are not validated; return new arrays of all outputs in order.
 
         Raises
         ------
         LaunchError
-            Where steps do not run natively.
+            If steps do not run natively.
         """
         if self.runner is None:
             raise LaunchError(f"{self.name}: inputs by address: expected a native session. Pass arrays to run().")
@@ -152,14 +152,14 @@ class Session(ModelCalls):
     def _call(
         self, inputs: list[np.ndarray] | Placed, out: Any, on_device: bool, seconds: dict[int, float] | None = None
     ) -> list[np.ndarray]:
-        """Run on checked arrays; return all outputs in order, which are where they are computed anyway."""
+        """Run on validated arrays; return all outputs in order."""
         del on_device
         if out is None or isinstance(inputs, Placed):
             outputs = self._feeds.made()
         else:
             outputs = self._feeds.given(out, inputs)
         try:
-            frame = self._frames.pop()  # at once, whatever other threads do
+            frame = self._frames.pop()  # atomic
         except IndexError:
             frame = self._frame()
         try:
@@ -167,24 +167,24 @@ class Session(ModelCalls):
                 threads.ready(self.cores, runtime_of_pools)
             frame.run(inputs, outputs, seconds)
         finally:
-            if len(self._frames) < self._most_frames:  # a burst of threads leaves no memory behind
+            if len(self._frames) < self._most_frames:  # a burst of threads must not keep its memory
                 self._frames.append(frame)
         return outputs
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
-        """Write the model for :func:`roller.load_model`; the folder appears whole or not at all.
+        """Write the model for :func:`roller.load_model`, atomically.
 
         Parameters
         ----------
         folder
             Must not exist, or be empty.
         sources
-            Whether programs, estimates and sources of the kernels go with it, for people.
+            Whether to include programs, estimates and sources of the kernels, for inspection.
 
         Raises
         ------
         ArtifactError
-            Where the folder holds something or cannot be written.
+            If the folder is not empty or cannot be written.
         """
         parts = Saved(self.plan, self.kernels, self.constants, self.cores, self.runner, self.artifacts)
         return parts.save(folder, sources=sources)
@@ -196,5 +196,5 @@ class Session(ModelCalls):
         return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count, self._threads, arena)
 
     def __repr__(self) -> str:
-        """Name, inputs and outputs on one line."""
+        """Return name, inputs, outputs and cores on one line."""
         return one_line("Session", f"{self.name}: {ends_of(self)}, {self.cores} cores")

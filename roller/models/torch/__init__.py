@@ -1,1 +1,1 @@
-"""PyTorch: a module or graph exported to ONNX, compiled, compared with PyTorch itself, and called for it."""
+"""PyTorch: modules and graphs exported to ONNX, compiled, called with tensors, and compared with PyTorch."""

@@ -1,11 +1,6 @@
-"""``torch.compile(model, backend="roller")``: graphs of PyTorch for inference, by way of ONNX.
+"""``torch.compile(model, backend="roller")``: inference graphs of PyTorch, compiled by way of ONNX.
 
-A graph that cannot be taken (training, arguments written in place, operators without a lowering) runs in PyTorch as if
-nothing had been asked, and a warning says why. A graph of dynamic shapes is compiled for each shape it is called with.
-
-Dynamo calls one graph with the weights of several modules, and PyTorch does not count all writes into a tensor (those
-through ``weight.data``, NumPy or a fused optimizer). So weights are arguments of the kernels, which read them in every
-call where they lie then; ``options={"freeze": True}`` packs them ahead, as :mod:`roller.models.torch.frozen` says.
+An unsupported graph (training, in-place arguments, operators without a lowering) runs in PyTorch with a warning.
 """
 
 from __future__ import annotations
@@ -36,16 +31,19 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: Shapes a graph is compiled for; it runs in PyTorch for any further ones.
+#: Most shapes for which a graph is compiled; it runs in PyTorch for others.
 MOST_SHAPES = 8
-#: Arguments of ``compile_model`` that the backend gives itself.
+#: Arguments of ``compile_model`` that the backend sets.
 _OURS = ("model", "device", "values", "shapes", "batch")
-#: What exporting and compiling may end in where a graph is not for roller; anything else is a fault of roller's own.
+#: Exceptions of exporting and compiling that mean an unsupported graph; any other is an internal error.
 REFUSALS = (RollerError, ImportError, RuntimeError, MemoryError)
 
 Graph = Callable[..., Any]
 
-#: The exporter keeps state of the process; Dynamo compiles one graph at a time, but calls are made from any thread.
+# Dynamo calls one graph with the weights of several modules, and PyTorch does not count all writes into a tensor
+# (through ``weight.data``, NumPy or a fused optimizer). So weights are arguments of the kernels, read in every call,
+# unless ``options={"freeze": True}`` packs them ahead (:mod:`roller.models.torch.frozen`).
+#: The exporter has process-wide state; Dynamo compiles one graph at a time, but any thread may call one.
 _compiling = threading.RLock()
 
 
@@ -57,33 +55,33 @@ def roller_backend(
     Parameters
     ----------
     graph
-        Of one frame.
+        Graph of one frame.
     examples
-        Its arguments, parameters and buffers among them.
+        Its arguments, including parameters and buffers.
     options
-        Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``); ``freeze``: whether
-        parameters and buffers are packed ahead, once for each set of them. They are packed again when one is replaced
-        or PyTorch counts a write into it; that there are no writes it does not count is the caller's promise; and
-        ``compare``: whether the first call is compared with PyTorch, which runs the graph, too. It is by default.
+        Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``), and two more.
+        ``freeze``: whether parameters and buffers are packed ahead, once for each set of them, and again when one is
+        replaced or PyTorch counts a write into it; the caller guarantees that there are no uncounted writes.
+        ``compare`` (default ``True``): whether the first call is compared with PyTorch, which also runs the graph.
     other
-        Further arguments of ``torch.compile`` that reach a backend (``mode``); there are none.
+        Further arguments that ``torch.compile`` passes to a backend (``mode``); none are supported.
 
     Returns
     -------
     callable
-        Takes the graph's arguments and returns its outputs as a tuple; the graph itself where it is refused.
+        Takes the graph's arguments and returns its outputs as a tuple; for an unsupported graph, the graph itself.
 
     Raises
     ------
     RollerError
-        For options that do not exist.
+        For unknown options.
     """
     chosen = _known_options({} if options is None else options, other)
     return _PerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compiled(graph, examples, chosen)
 
 
 def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a call, all of them known: a misspelt one must not be lost in a warning."""
+    """Return validated options; an unknown one raises, so that a warning cannot hide a misspelling."""
     where = "torch.compile(backend='roller')"
     if other:
         names = ", ".join(f"'{n}'" for n in other)
@@ -103,7 +101,7 @@ def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict
 
 
 def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any]) -> Graph:
-    """Return a graph compiled for arguments like these, itself where it is refused."""
+    """Return a graph compiled for arguments like these; itself where it is unsupported."""
     chosen = dict(options)
     freeze, compare = chosen.pop("freeze", False), chosen.pop("compare", True)
 
@@ -140,11 +138,7 @@ def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Map
 
 
 def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, why: str = "") -> None:
-    """Say that a graph is compiled, which may take minutes and comes in the middle of a call.
-
-    To whoever listens to the logger ``roller``, else on standard error; not where ``progress`` or the logger's level
-    says that nothing is wanted.
-    """
+    """Report on the logger, else on standard error, that a graph is compiled, which may take minutes within a call."""
     if progress is False or callable(progress):
         return
     varying = [v for n, v in zip(placeholders(graph), examples, strict=False) if not is_weight(n, v)]
@@ -158,13 +152,13 @@ def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, w
 
 
 def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
-    """Return what ``make`` gives, the graph in PyTorch where that is refused."""
+    """Return the result of ``make``; the graph in PyTorch where that fails."""
     try:
         with _compiling:
             return make()
     except REFUSALS as why:
         return _eager(graph, _reason(why))
-    except Exception as why:  # noqa: BLE001 - whatever it is: PyTorch runs the graph, so no model fails for it
+    except Exception as why:  # noqa: BLE001 - any internal error: PyTorch runs the graph, so that no model fails
         fault = f"{type(why).__name__}: {_reason(why)}" if str(why) else type(why).__name__
         return _eager(graph, f"internal error ({fault}), a fault of roller's: please report it with the model")
 
@@ -172,7 +166,7 @@ def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
 def _called(
     exported: Exported, options: Mapping[str, Any], weights: Mapping[int, np.ndarray], eager: Graph | None
 ) -> GraphCall:
-    """Return a compiled graph with these of its arguments inside."""
+    """Return a compiled graph with the given arguments as constants."""
     known = {name: weights[k] for name, k in zip(exported.names, exported.positions, strict=True) if k in weights}
     session = compile_model(exported.model, "cpu", values=known or None, **options)
     assert isinstance(session, Session)
@@ -189,12 +183,10 @@ def _eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
 
 
 def _reason(why: BaseException) -> str:
-    """Return the first line of what began it: exporters wrap it in advice on how to report them.
-
-    A line that announces others (nodes that cannot be compiled) is given with the first of them.
-    """
+    """Return the first line of the root cause; exporters wrap it in advice on reporting."""
     while why.__cause__ is not None:
         why = why.__cause__
+    # A first line that ends in a colon introduces a list, of which the first entry is added.
     lines = [line.strip() for line in str(why).strip().splitlines()]
     if not lines:
         return type(why).__name__
@@ -202,25 +194,16 @@ def _reason(why: BaseException) -> str:
 
 
 class _PerShape:
-    """A graph of dynamic shapes: compiled when it is first called with one.
-
-    Parameters
-    ----------
-    graph
-        Its sizes are arguments.
-    options
-        Arguments of ``compile_model``.
-    """
+    """A graph with dynamic shapes, compiled at the first call with each shape."""
 
     def __init__(self, graph: torch.fx.GraphModule, options: dict[str, Any]) -> None:
         self._graph, self._options = graph, options
         values = [n.meta.get("example_value") for n in graph.graph.nodes if n.op == "placeholder"]
-        #: Arguments that have, or are, a size that calls decide: weights are not among them.
+        #: Arguments that have, or are, a dynamic size; weights are not among them.
         self._varying = tuple(k for k, value in enumerate(values) if value is None or _is_dynamic(value))
         self._made: dict[Any, Graph] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run for these arguments."""
         varying = (arguments[n] for n in self._varying)
         key = tuple(tuple(a.shape) if hasattr(a, "shape") else a for a in varying)
         found = self._made.get(key)
@@ -231,7 +214,7 @@ class _PerShape:
             if key not in self._made:
                 if any(getattr(made, "differs", False) for made in self._made.values()):
                     eager: Graph = self._graph.forward
-                    return eager  # a warning has said so
+                    return eager  # the user has been warned already
                 if len(self._made) >= MOST_SHAPES:
                     return self._rest
                 self._made[key] = _compiled(self._graph, arguments, self._options)
@@ -243,7 +226,7 @@ class _PerShape:
 
 
 def _is_dynamic(example: Any) -> bool:
-    """Whether an example is a size, or has one, that calls decide."""
+    """Whether an example is or has a dynamic size."""
     import torch
 
     return isinstance(example, torch.SymInt) or any(isinstance(n, torch.SymInt) for n in getattr(example, "shape", ()))

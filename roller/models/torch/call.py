@@ -1,4 +1,4 @@
-"""Calls of a compiled graph with PyTorch's tensors: where each lies is looked up in every call, and nothing is kept."""
+"""Calls of a compiled graph with PyTorch tensors, whose addresses are looked up in every call."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ if TYPE_CHECKING:
     from roller.models.torch.export import Held
 
 
-#: Number of an output, what makes a tensor of its array, and the dtype and strides to convert that to, if any.
+#: Number of an output, converter of its array to a tensor, and the dtype and strides to convert that to, if any.
 _Result: TypeAlias = "tuple[int, Callable[[np.ndarray], torch.Tensor], torch.dtype | None, tuple[int, ...] | None]"
 
 
 def maker(dtype: np.dtype[Any]) -> Callable[[np.ndarray], torch.Tensor]:
-    """Return what makes a tensor of an array of this dtype, without a copy.
-
-    PyTorch takes none of the dtypes that extend NumPy: they pass by their bits.
-    """
+    """Return a function that converts arrays of this dtype to tensors without a copy."""
     import torch
 
+    # PyTorch rejects dtypes that extend NumPy, so that these are passed as bits.
     taken: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy
     row = DTYPES.get(dtype.name)
     if row is None or not row.bits:
@@ -41,7 +39,7 @@ def maker(dtype: np.dtype[Any]) -> Callable[[np.ndarray], torch.Tensor]:
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose contiguous memory is what it is; a copy where strides, a negation or zeros are noted."""
+    """Return a contiguous tensor without lazy conjugation, negation or zeros; a copy where needed."""
     import torch
 
     if tensor._is_zerotensor():
@@ -50,20 +48,18 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class GraphCall:
-    """A session that takes a graph's arguments and returns its results.
+    """Runs a session on a graph's arguments and returns the graph's results.
 
     Parameters
     ----------
-    session
-        Its inputs are tensors among the arguments.
     positions
-        Of these, in order.
+        Positions of the session's inputs among the arguments, in order.
     held
-        What the graph holds itself, numbered after all arguments.
+        Tensors that the graph owns, numbered after all arguments.
     outputs, dtypes, strides, checks
-        As of :class:`roller.models.torch.export.Exported`.
+        As for :class:`roller.models.torch.export.Exported`.
     eager
-        The graph in PyTorch, which raises where a check says so.
+        The graph in PyTorch, which raises the error that a check detects.
     """
 
     def __init__(
@@ -84,18 +80,18 @@ class GraphCall:
         self._places: Places | None
         try:
             self._places = Places(wanted)
-        except (LookupError, OSError):  # an older release: arrays are made of all tensors instead
+        except (LookupError, OSError):  # an older release of PyTorch: all tensors are converted to arrays instead
             self._places = None
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        """Run the graph; PyTorch runs it where values are such that it raises, and says so in its own words."""
+        """Run the graph; run it in PyTorch where the values make PyTorch raise, for PyTorch's own error."""
         try:
             return self.alone(*arguments)
         except LaunchError as why:
             if self._eager is None:
                 raise
             results = tuple(self._eager(*arguments))
-            if not self._told:  # PyTorch does not raise
+            if not self._told:  # PyTorch did not raise
                 self._told = True
                 warnings.warn(f"roller: a call runs in PyTorch instead: {why}", RuntimeWarning, stacklevel=2)
             return results
@@ -114,10 +110,10 @@ class GraphCall:
         return tuple([None if r is None else _tensor(made[r[0]], *r[1:]) for r in self._results])
 
     def like(self, results: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, ...]:
-        """Return results laid out as PyTorch's are, and lay out those of further calls so."""
+        """Return results with the strides of PyTorch's, and use these strides in later calls."""
         strides = [None if t is None else tuple(t.stride()) for t in theirs]
         sized = [r is not None and self.session.feeds.outputs[r[0]] is not None for r in self._results]
-        # Strides of a result whose shape only a run knows are of this call alone.
+        # Strides of a result whose shape is known only at run time apply to this call only.
         self._results = tuple(
             (*r[:3], stride) if r is not None and known else r
             for r, stride, known in zip(self._results, strides, sized, strict=True)
@@ -128,7 +124,7 @@ class GraphCall:
         if number is None:
             return None
         slot = self.session.feeds.outputs[number]
-        if slot is None:  # only a run knows its shape, and makes its array
+        if slot is None:  # its shape is known only at run time
             return number, lambda array: maker(array.dtype)(array), dtype, None
         make = maker(slot.dtype)
         return number, make, None if make(np.empty(0, slot.dtype)).dtype == dtype else dtype, stride
@@ -154,7 +150,7 @@ def _tensor(
 
 
 def laid_out(made: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """Return a contiguous tensor with these strides: the same memory where they mean the same, else a copy."""
+    """Return a contiguous tensor with the given strides, as a view where possible, else a copy."""
     import torch
 
     shape = made.shape
@@ -164,7 +160,7 @@ def laid_out(made: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
         return made.as_strided(shape, stride)
     reached = 1
     for s, n in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1):
-        if s < reached:  # elements share memory, as those of an expanded tensor do
+        if s < reached:  # elements share memory, as in an expanded tensor
             return _overlapping(made, stride)
         reached = s * (n - 1) + reached
     return torch.empty_strided(shape, stride, dtype=made.dtype).copy_(made)
@@ -187,7 +183,7 @@ class _Arguments(Placed):
         self._copies: dict[int, np.ndarray] | None = None
 
     def place(self, addresses: int) -> None:
-        """Write the addresses; what is strided is copied for this call."""
+        """Write the addresses; strided arguments are copied for this call."""
         number = self._places.look(self._arguments, addresses)
         while number != ALL:
             self._copies = {} if self._copies is None else self._copies
@@ -196,6 +192,5 @@ class _Arguments(Placed):
             number = self._places.look(self._arguments, addresses, number + 1)
 
     def __getitem__(self, number: int) -> np.ndarray:
-        """Return an input as an array."""
         found = None if self._copies is None else self._copies.get(number)
         return self._call.array(self._arguments, number) if found is None else found

@@ -1,4 +1,4 @@
-"""The first call of a compiled graph beside PyTorch: where results differ, PyTorch runs the graph from then on."""
+"""Comparison of a compiled graph's first call with PyTorch, which runs the graph from then on if results differ."""
 
 from __future__ import annotations
 
@@ -20,20 +20,15 @@ Graph = Callable[..., Any]
 class FirstCall:
     """A graph whose first call is compared with PyTorch.
 
-    Ours runs first, then PyTorch on the caller's own arguments, so that whatever PyTorch writes, draws at random or
-    raises is written, drawn and raised as without a compiler.
-
     Parameters
     ----------
-    graph
-        In PyTorch.
-    call
-        Compiled.
+    graph, call
+        The graph in PyTorch, and compiled.
     pointwise, random
-        As of :func:`roller.models.torch.judge.difference`.
+        As for :func:`roller.models.torch.judge.difference`.
     left
-        Takes why the graph is left to PyTorch and the arguments, ``None`` where no operator is to be looked for;
-        returns the graph in PyTorch, with a warning.
+        Takes the reason for leaving the graph to PyTorch, and the arguments (``None`` to skip the search for the
+        differing operator); warns and returns the graph in PyTorch.
     """
 
     def __init__(
@@ -57,23 +52,25 @@ class FirstCall:
 
     @property
     def session(self) -> Session:
-        """What was compiled."""
+        """The compiled session."""
         return self._call.session
 
     @property
     def differs(self) -> bool:
-        """Whether PyTorch runs the graph, since results differed."""
+        """Whether PyTorch runs the graph because results differed."""
         return self._run not in (None, self._call)
 
     def _first(self, arguments: Sequence[Any]) -> Any:
         with self._lock:
             if self._run is not None:  # another thread was first
                 return self._run(*arguments)
+            # The compiled graph runs first, then PyTorch on the caller's own arguments, so that PyTorch's writes,
+            # random numbers and errors are those of a program without a compiler.
             found: Any = None
             failure: Exception | None = None
             try:
                 found = self._call.alone(*arguments)
-            except Exception as why:  # noqa: BLE001 - PyTorch may raise its own, which the caller shall see
+            except Exception as why:  # noqa: BLE001 - PyTorch may raise its own error, which the caller should get
                 failure = why
             unwritten: _Unwritten | None = None
             try:
@@ -86,7 +83,7 @@ class FirstCall:
                 why_not = self._why_not(found, failure, expected, unwritten, arguments)
                 if why_not is None:
                     found = self._call.like(found, expected)
-            except Exception as why:  # noqa: BLE001 - PyTorch has a result, and no fault of ours takes it away
+            except Exception as why:  # noqa: BLE001 - an internal error must not lose PyTorch's result
                 why_not, searched = f"its first call could not be compared ({type(why).__name__})", None
             if why_not is not None:
                 self._run = self._left(why_not, searched)
@@ -115,10 +112,7 @@ class FirstCall:
 
 
 class _Unwritten:
-    """What a call may write: the state of random numbers, where the graph draws any, and tensors.
-
-    A tensor is known by its version, or by a copy where PyTorch counts none.
-    """
+    """Detects writes of a call, by versions of tensors (copies where PyTorch counts none) and the random state."""
 
     def __init__(self, graph: torch.fx.GraphModule, arguments: Sequence[Any], random: bool) -> None:
         import torch

@@ -1,6 +1,6 @@
-"""Decompositions for operators that PyTorch's exporter decomposes inexactly.
+"""Decompositions of operators that PyTorch's exporter decomposes inexactly.
 
-``python -m benchmarks.torch_audit`` finds what belongs here: it holds every operator of PyTorch's own database to it.
+``python -m benchmarks.torch_audit`` compares every operator of PyTorch's own database and finds candidates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return functions by operator of PyTorch; they return ``NotImplemented`` where the exporter is right."""
+    """Return functions by operator; each returns ``NotImplemented`` where the exporter is exact."""
     import torch
 
     aten = torch.ops.aten
@@ -44,7 +44,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _floats(x: Any, y: Any) -> tuple[Any, Any] | None:
-    """Return operands in the dtype of their result, if that is a float."""
+    """Return operands in the dtype of their result, if that is a float; otherwise ``None``."""
     import torch
 
     dtype = torch.result_type(x, y)
@@ -54,7 +54,7 @@ def _floats(x: Any, y: Any) -> tuple[Any, Any] | None:
 
 
 def _number(value: float, x: torch.Tensor) -> Any:
-    """Return a factor of a tensor that keeps its digits: the exporter rounds those of numbers to float32."""
+    """Return a factor in a tensor's precision; the exporter rounds Python numbers to float32."""
     import torch
 
     if x.dtype != torch.double:
@@ -70,7 +70,7 @@ def _float32(value: float) -> float:
 
 
 def remainder(x: Any, y: Any) -> Any:
-    """Return ``torch.remainder`` of floats, which has the divisor's sign: of the exact remainder, not of a quotient."""
+    """Return ``torch.remainder`` of floats: the exact remainder, with the divisor's sign."""
     import torch
 
     operands = _floats(x, y)
@@ -82,7 +82,7 @@ def remainder(x: Any, y: Any) -> Any:
 
 
 def floor_divide(x: Any, y: Any) -> Any:
-    """Return ``torch.floor_divide`` of floats: of the exact remainder, as PyTorch and Python have it."""
+    """Return ``torch.floor_divide`` of floats, from the exact remainder, as in PyTorch and Python."""
     import torch
 
     operands = _floats(x, y)
@@ -102,7 +102,7 @@ def _divided(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 def logaddexp(x: torch.Tensor, y: torch.Tensor) -> Any:
-    """Return ``torch.logaddexp``, whose exponentials do not overflow."""
+    """Return ``torch.logaddexp`` without overflow of exponentials."""
     import torch
 
     more = torch.maximum(x, y)
@@ -110,7 +110,7 @@ def logaddexp(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def logaddexp2(x: torch.Tensor, y: torch.Tensor) -> Any:
-    """Return ``torch.logaddexp2``, whose exponentials do not overflow."""
+    """Return ``torch.logaddexp2`` without overflow of exponentials."""
     import torch
 
     more, ln_2 = torch.maximum(x, y), 0.6931471805599453
@@ -119,7 +119,7 @@ def logaddexp2(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def log1p(x: torch.Tensor) -> Any:
-    """Return ``torch.log1p`` as Kahan has it: what ``1 + x`` loses is put back."""
+    """Return ``torch.log1p`` by Kahan's method, which restores the digits that ``1 + x`` loses."""
     import torch
 
     if not x.is_floating_point():
@@ -131,7 +131,7 @@ def log1p(x: torch.Tensor) -> Any:
 
 
 def expm1(x: torch.Tensor) -> Any:
-    """Return ``torch.expm1`` as Kahan has it: what ``exp(x) - 1`` loses is put back."""
+    """Return ``torch.expm1`` by Kahan's method, which restores the digits that ``exp(x) - 1`` loses."""
     import torch
 
     if not x.is_floating_point():
@@ -143,7 +143,7 @@ def expm1(x: torch.Tensor) -> Any:
 
 
 def _cut(x: torch.Tensor, index: torch.Tensor, axis: int | None = None) -> torch.Tensor:
-    """Return what an index of fewer elements reaches, of all axes but one."""
+    """Return the part of ``x`` that a smaller index reaches, in all axes but one."""
     for k, n in enumerate(index.shape if index.dim() == x.dim() else ()):
         if k != axis and n != x.shape[k]:
             x = x.narrow(k, 0, n)
@@ -160,7 +160,7 @@ def _scattered(operator: Any) -> Callable[..., Any]:
 
 
 def gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
-    """Return ``torch.gather`` of an index that has fewer elements along other axes."""
+    """Return ``torch.gather`` with an index that has fewer elements along other axes."""
     import torch
 
     axis = dim % max(x.dim(), 1)
@@ -172,7 +172,7 @@ def gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool 
 def scatter_reduce(
     x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
-    """Return ``torch.scatter_reduce``: means as sums over counts, of an index that may be smaller than its source."""
+    """Return ``torch.scatter_reduce``: means as sums over counts, with an index that may be smaller than its source."""
     import torch
 
     if reduce != "mean":
@@ -189,13 +189,13 @@ def scatter_reduce(
 
 
 def _of_axes(sizes: int | Sequence[int], axes: int) -> list[int]:
-    """Return a size for each axis, where one may stand for all."""
+    """Return one size per axis, where a single one stands for all."""
     found = [sizes] if isinstance(sizes, int) else list(sizes)
     return found * axes if len(found) == 1 else found
 
 
 def avg_pool(axes: int) -> Callable[..., Any]:
-    """Return what computes an average pooling along so many axes with a divisor of its own."""
+    """Return a function for average pooling along ``axes`` axes with ``divisor_override``."""
     import torch
 
     pool: Callable[..., Any] = torch.nn.functional.avg_pool3d if axes == 3 else torch.nn.functional.avg_pool2d
@@ -216,7 +216,7 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """Return ``scaled_dot_product_attention`` without dropout: a row whose keys are all masked is 0."""
+    """Return ``scaled_dot_product_attention`` without dropout; a row whose keys are all masked is 0."""
     import torch
 
     if attn_mask is None and query.dim() == 4 and query.dtype != torch.double and not enable_gqa:

@@ -1,4 +1,4 @@
-"""Which operator of a graph computes something else than in PyTorch: the first whose own result differs."""
+"""Finds the first operator of a graph whose own result differs from PyTorch's."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from roller.models.torch.judge import difference
 if TYPE_CHECKING:
     import torch
 
-#: Operators of a graph that is compiled once more, with the results of all of them; of others the names are told.
+#: Most operators of a graph that is compiled again with all intermediate results; larger graphs get only names.
 MOST_OPERATORS = 64
 _COMPUTES = ("call_function", "call_method", "call_module")
 
-#: Compiles a graph for arguments.
+#: Compiles a graph for the given arguments.
 Compile = Callable[["torch.fx.GraphModule", Sequence[Any]], Callable[..., Sequence[Any]]]
 
 
 def differing_operator(
     graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, *, random: bool = False
 ) -> str:
-    """Return words that name the operator, or all that it may be."""
+    """Return text that names the differing operator, or all candidates."""
     nodes = [n for n in graph.graph.nodes if n.op in _COMPUTES]
     names = [_name(graph, n) for n in nodes]
     if 1 < len(nodes) <= MOST_OPERATORS:
         try:
             found = _first(graph, arguments, compiled, random)
-        except Exception:  # noqa: BLE001 - with all results it may be refused; the names are left
+        except Exception:  # noqa: BLE001 - the graph with all results may be unsupported; then only names are given
             found = None
         if found is not None:
             return f"operator '{found}'"
@@ -38,14 +38,14 @@ def differing_operator(
 
 
 def _name(graph: torch.fx.GraphModule, node: torch.fx.Node) -> str:
-    """Return what a node is called in PyTorch."""
+    """Return the name of a node's operator or module in PyTorch."""
     if node.op == "call_module":
         return type(graph.get_submodule(str(node.target))).__name__
     return str(getattr(node.target, "__name__", node.target))
 
 
 def _first(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, random: bool) -> str | None:
-    """Return the first operator, in the order they run, whose result differs."""
+    """Return the first operator, in order of execution, whose result differs."""
     import torch
 
     values: dict[str, torch.Tensor] = {}

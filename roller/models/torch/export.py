@@ -1,4 +1,4 @@
-"""A graph of PyTorch as an ONNX model: every tensor it is called with, weights among them, is an input of the model."""
+"""Export of a PyTorch graph to an ONNX model, whose inputs are all tensors of a call, weights included."""
 
 from __future__ import annotations
 
@@ -23,21 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Loggers of what exports a graph: they tell of every node they leave as it is.
+#: Loggers of the exporters, which report every node that they leave unchanged.
 _EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor that a graph holds itself: looked up again in every call, since modules may be given another one.
-
-    Parameters
-    ----------
-    tensors
-        Parameters or buffers of the module that owns it.
-    name
-        Of it, there.
-    """
+    """A tensor that a graph owns, by its module's dict and its name; looked up in every call, as it may change."""
 
     tensors: dict[str, torch.Tensor | None]
     name: str
@@ -45,30 +37,26 @@ class Held:
 
 @dataclass(frozen=True)
 class Exported:
-    """An ONNX model of a graph for certain shapes.
+    """An ONNX model of a graph for fixed shapes.
 
     Parameters
     ----------
-    model
-        Its inputs are the tensors at ``positions``.
     positions
-        Of the inputs among the arguments of the graph; those it holds itself come after all of these.
-    held
-        Tensors of the graph itself.
+        Positions of the model's inputs among the graph's arguments; held tensors follow all arguments.
     weights
         Positions of parameters and buffers.
     outputs
-        Number of the model's output for each result of the graph, ``None`` for a result that is nothing.
+        Number of the model's output per result of the graph; ``None`` for a result that is ``None``.
     dtypes
-        Of the results, where they are known: the exporter forgets the way back where it computes halves in float32.
+        Known dtypes of results: the exporter does not convert results back that it computes in float32 instead of half.
     strides
-        Of the results, where they are known.
+        Known strides of results.
     pointwise
-        Whether every element of the results comes of elements, with no sum among them.
+        Whether the graph has element-wise operators only.
     checks
         Numbers of outputs that are true where PyTorch raises.
     random
-        Whether the graph draws random numbers, in a branch.
+        Whether a branch of the graph draws random numbers.
     """
 
     model: onnx.ModelProto
@@ -84,7 +72,7 @@ class Exported:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the model's inputs."""
+        """Names of the model's inputs."""
         return tuple(value.name for value in self.model.graph.input)
 
 
@@ -99,7 +87,7 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
-        # Without Dynamo's own tracing, whose guards name arguments that only it knows.
+        # Outside of Dynamo's own tracing, whose guards refer to arguments that are unknown here.
         with _quiet(*_EXPORTERS), torch._guards.tracing(None):
             traced = torch.export.export(module, tuple(given), strict=False)
             refuse(traced.graph)
@@ -131,7 +119,7 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
 
 
 def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
-    """Export a module, in evaluation, for arguments like these; the names of its parameters are kept."""
+    """Export a module in evaluation mode for arguments like these; parameters keep their names."""
     import torch
 
     was = [m for m in module.modules() if m.training]
@@ -160,12 +148,12 @@ def placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def _for_sizes(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
-    """Return the graph with its sizes inside, and which arguments are left."""
+    """Return the graph with size arguments replaced by constants, and the positions of the other arguments."""
     made = copy.copy(graph)
     made.graph = copy.deepcopy(graph.graph)
     positions = []
     for k, (node, example) in enumerate(zip(placeholders(made), examples, strict=True)):
-        if type(example) is int:  # a size, of this shape
+        if type(example) is int:  # a dynamic size, constant for this shape
             with made.graph.inserting_before(node):
                 node.replace_all_uses_with(made.graph.call_function(int, (example,)))
             made.graph.erase_node(node)
@@ -206,7 +194,7 @@ def is_weight(node: torch.fx.Node, example: torch.Tensor) -> bool:
 
 
 def _with_held(graph: torch.fx.GraphModule) -> tuple[tuple[Held, ...], torch.nn.Module]:
-    """Return the tensors a graph holds, and a module that takes them as further arguments."""
+    """Return the tensors that a graph owns, and a module that takes them as further arguments."""
     import torch
 
     names, held = [], []
@@ -217,7 +205,7 @@ def _with_held(graph: torch.fx.GraphModule) -> tuple[tuple[Held, ...], torch.nn.
                     _check(name, tensor)
                     names.append(f"{prefix}.{name}" if prefix else name)
                     held.append(Held(tensors, name))
-    graph.training = False  # of this copy alone: modules inside are the user's
+    graph.training = False  # only on this copy: submodules belong to the user
     if not held:
         return (), graph
 
@@ -229,10 +217,7 @@ def _with_held(graph: torch.fx.GraphModule) -> tuple[tuple[Held, ...], torch.nn.
 
 
 def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
-    """Refuse results that the caller could tell from new values of their own.
-
-    A write into a result that is a view of an argument, or of another result, is seen there in PyTorch.
-    """
+    """Refuse results that alias an argument or each other: a write into one would be visible in the other."""
     import torch
 
     arguments = [v for n in placeholders(graph) if isinstance(v := _example(n), torch.Tensor)]
@@ -264,7 +249,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 class _Span:
-    """Memory that nobody has, laid out like a tensor's, for NumPy to compare."""
+    """An array interface with a tensor's layout but no memory, for overlap tests in NumPy."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size, origin = tensor.element_size(), 1 << 40
@@ -275,11 +260,11 @@ class _Span:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether views of one storage share an element; also where that is too hard to tell."""
+    """Whether views of one storage share an element, or the test is too expensive."""
     most_work: Any = 100_000
     try:
         return bool(np.shares_memory(np.asarray(_Span(one)), np.asarray(_Span(other)), max_work=most_work))
-    except (RuntimeError, TypeError, ValueError):  # too hard, or sizes that only calls know
+    except (RuntimeError, TypeError, ValueError):  # too expensive, or dynamic sizes
         return True
 
 
@@ -291,7 +276,7 @@ def _dtype(result: Any) -> torch.dtype | None:
 
 
 def _stride(result: Any) -> tuple[int, ...] | None:
-    """Return the strides of a result whose sizes are known."""
+    """Return the strides of a result with static sizes; otherwise ``None``."""
     import torch
 
     value = _example(result)
@@ -302,7 +287,7 @@ def _stride(result: Any) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Keep libraries from telling how they work, and of packages that are not installed; errors are still told."""
+    """Silence loggers below the level of errors."""
     logs = [logging.getLogger(found) for found in _loggers(names)]
     levels = [log.level for log in logs]
     for log in logs:
@@ -315,13 +300,13 @@ def _quiet(*names: str) -> Iterator[None]:
 
 
 def _loggers(names: Sequence[str]) -> list[str]:
-    """Return loggers, and those below them that have a level of their own: they ask nobody above."""
+    """Return the named loggers and those of their descendants that have their own level."""
     own = [n for n, log in logging.root.manager.loggerDict.items() if getattr(log, "level", logging.NOTSET)]
     return [*names, *(n for n in own if n.startswith(tuple(f"{name}." for name in names)))]
 
 
 def _order(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:
-    """Return the output of the model for each of the graph's, ``None`` where that is nothing."""
+    """Return the model's output for each result of the graph; ``None`` for a result that is ``None``."""
     tensors = [r for r in results if r is not None]
     if len(tensors) != count:
         raise RefusedGraphError(f"the exported graph has {count} outputs instead of {len(tensors)}")

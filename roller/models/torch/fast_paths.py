@@ -1,10 +1,4 @@
-"""What no exporter knows, or computes otherwise than PyTorch, as what it computes.
-
-Whole numbers are divided as such: the exporter rounds a quotient of float32, which 16,777,217 is not. In inference
-``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` take a fast path of one operator each; a traced graph
-holds that operator. A bound alone keeps infinities on the other side, which ONNX's ``Clip`` makes finite, and the sign
-of NaN is 0, which ONNX leaves open.
-"""
+"""Replacements for functions that exporters do not support, or compute differently from PyTorch."""
 
 from __future__ import annotations
 
@@ -19,9 +13,12 @@ if TYPE_CHECKING:
 
 
 def spell_out(graph: torch.fx.Graph) -> None:
-    """Let a traced graph call plain functions of PyTorch where it calls a fast path, in place."""
+    """Replace calls of unsupported functions in a traced graph, in place."""
     import torch
 
+    # Rounded quotients of integers: the exporter divides in float32, which cannot represent 16,777,217. Fast paths of
+    # ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` in inference are one operator each. ONNX's ``Clip``
+    # with one bound makes infinities on the other side finite, and ONNX leaves the sign of NaN open.
     known: dict[Any, Callable[..., Any]] = {
         torch._transformer_encoder_layer_fwd: encoder_layer,
         torch._native_multi_head_attention: attention,
@@ -44,7 +41,7 @@ def spell_out(graph: torch.fx.Graph) -> None:
 
 
 def divided(input: Any, other: Any, *, rounding_mode: str | None = None, **options: Any) -> torch.Tensor:
-    """Return what ``torch.div`` gives; quotients of whole numbers, rounded, by arithmetic on whole numbers."""
+    """Return ``torch.div``; rounded quotients of integers are computed in integers."""
     import torch
 
     if rounding_mode is None:
@@ -55,13 +52,13 @@ def divided(input: Any, other: Any, *, rounding_mode: str | None = None, **optio
     below: torch.Tensor = torch.floor_divide(input, other)
     if rounding_mode == "floor":
         return below
-    # Towards zero: one more where something is left of a negative quotient, which is all that flooring changes.
+    # Towards zero: add one to a negative quotient with a remainder, the only case that flooring changes.
     one_more: torch.Tensor = (below < 0) & (below * other != input)
     return below + one_more.to(below.dtype)
 
 
 def clamped(input: Any, min: Any = None, max: Any = None, **options: Any) -> torch.Tensor:
-    """Return what ``torch.clamp`` gives; a bound that is a number, alone, beside an infinite one."""
+    """Return ``torch.clamp``; a single numeric bound is complemented by an infinite one."""
     import torch
 
     alone = [b for b in (min, max) if b is not None]
@@ -75,7 +72,7 @@ def _clamped_above(input: Any, max: Any, **options: Any) -> torch.Tensor:
 
 
 def signed(input: Any, **options: Any) -> torch.Tensor:
-    """Return what ``torch.sign`` gives: of NaN, 0."""
+    """Return ``torch.sign``, with 0 for NaN."""
     import torch
 
     if options or not input.is_floating_point():
@@ -85,7 +82,7 @@ def signed(input: Any, **options: Any) -> torch.Tensor:
 
 
 def divided_in_place(input: torch.Tensor, other: Any, **options: Any) -> torch.Tensor:
-    """Return what ``torch.Tensor.div_`` gives."""
+    """Return ``torch.Tensor.div_``."""
     return input.copy_(divided(input, other, **options))
 
 
@@ -94,7 +91,7 @@ def attention(
     qkv_bias: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None = None,
     need_weights: bool = True, average: bool = True, mask_type: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """Return what attention gives, and its weights: arguments as of ``torch._native_multi_head_attention``."""
+    """Return the result and weights of attention; arguments are those of ``torch._native_multi_head_attention``."""
     import torch
     from torch.nn import functional
 
@@ -116,7 +113,7 @@ def encoder_layer(
     ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor, mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return a layer of an encoder: arguments as of ``torch._transformer_encoder_layer_fwd``."""
+    """Return a transformer encoder layer; arguments are those of ``torch._transformer_encoder_layer_fwd``."""
     from torch.nn import functional
 
     def attend(y: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Weights packed ahead, where the caller asks for it: once for every set of them, and anew when one has changed."""
+"""Graphs with weights packed ahead, once per set of weights and again when one has changed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from roller.models.torch.call import in_memory
 if TYPE_CHECKING:
     import torch
 
-#: Makes what runs a graph whose inputs at these positions are these arrays.
+#: Returns a function that runs the graph with the given arrays as constant inputs, by position.
 Pack = Callable[[Mapping[int, np.ndarray]], Callable[..., Any]]
-#: A set of weights is packed so often; one that still changes is an argument like others from then on.
+#: Most times that a set of weights is packed; if it still changes, it is passed as arguments.
 MOST_PACKS = 4
 
 _version = attrgetter("_version")
@@ -26,18 +26,18 @@ _version = attrgetter("_version")
 
 @dataclass
 class _Set:
-    """Weights as they were when they were packed.
+    """Weights in packed form.
 
     Parameters
     ----------
     run
-        The graph with these weights inside.
+        The graph with these weights as constants.
     state
-        Address and version of each; ``None`` where ``run`` takes them as arguments.
+        Addresses and versions of the weights; ``None`` where ``run`` takes them as arguments.
     kept
-        Views that keep their memory from being given to others: an address would say nothing then.
+        Views that keep the memory of weights allocated, so that no other tensor gets the same address.
     packs
-        How often this set was packed.
+        Number of times that this set was packed.
     """
 
     run: Callable[..., Any]
@@ -47,26 +47,26 @@ class _Set:
 
 
 class FrozenGraph:
-    """A graph with its weights packed, for every set of weights that it is called with.
+    """A graph with packed weights, for every set of weights that it is called with.
 
-    Dynamo calls one graph with the weights of several modules. A set is known by its tensors, and its packed form is
-    used as long as every one has the memory and the version it had; it is forgotten with the first tensor that dies.
+    A set is identified by its tensors; its packed form is valid while all keep their address and version, and is
+    dropped with the first tensor that is collected.
 
     Parameters
     ----------
     positions
-        Of the weights among the arguments.
+        Positions of the weights among the arguments.
     pack
-        See :data:`Pack`; with no weights for those that PyTorch keeps no version of, or that change from call to call.
+        See :data:`Pack`; called without weights for those without versions, or that change from call to call.
     """
 
     def __init__(self, positions: Sequence[int], pack: Pack) -> None:
         self._positions, self._pack = tuple(positions), pack
-        # A getter of one position gives no tuple: then the same one twice.
+        # A getter of one position returns no tuple, so a single position is repeated.
         self._weights = itemgetter(*positions) if len(positions) > 1 else itemgetter(*positions, *positions)
         self._sets: dict[tuple[int, ...], _Set] = {}
         self._plain: Callable[..., Any] | None = None
-        # A weight may die, and its set with it, while this thread holds the lock.
+        # A weight may be collected, which removes its set, while this thread holds the lock.
         self._lock = threading.RLock()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -79,8 +79,8 @@ class FrozenGraph:
 
     @property
     def differs(self) -> bool:
-        """Whether PyTorch runs the graph for a set of weights, since results differed."""
-        # Without the lock: who holds it may wait for the one that whoever asks holds.
+        """Whether PyTorch runs the graph for a set of weights because results differed."""
+        # Without the lock: its holder may wait for a lock that the caller of this property holds.
         return any(getattr(found.run, "differs", False) for found in list(self._sets.values()))
 
     def _packed(self, weights: tuple[torch.Tensor, ...]) -> _Set:
@@ -93,7 +93,7 @@ class FrozenGraph:
             if state is None or packs > MOST_PACKS:
                 made = _Set(self._unpacked(), None)
             else:
-                # Copies: a constant that no kernel packs would else be the weight itself.
+                # Copies, because a constant that no kernel packs would otherwise be the weight itself.
                 arrays = (np.array(in_memory(w).numpy(), order="C") for w in weights)
                 run = self._pack(dict(zip(self._positions, arrays, strict=False)))
                 made = _Set(run, state, tuple(w.detach() for w in weights), packs)
@@ -110,8 +110,8 @@ class FrozenGraph:
 
 
 def _state(weights: Sequence[torch.Tensor]) -> tuple[list[int], list[int]] | None:
-    """Return where weights lie and how often PyTorch has seen them written; ``None`` where it does not count that."""
+    """Return addresses and versions of weights; ``None`` where PyTorch counts no versions."""
     try:
         return [w.data_ptr() for w in weights], list(map(_version, weights))
-    except RuntimeError:  # of inference mode
+    except RuntimeError:  # tensors of inference mode have no version
         return None

@@ -1,4 +1,4 @@
-"""Whether results are those of PyTorch: what lies within rounding, with float64 as the judge of what does not."""
+"""Comparison of results with PyTorch's beyond rounding, with float64 results as the reference."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from roller.errors import counted
 if TYPE_CHECKING:
     import torch
 
-#: Runs of PyTorch with rounding noise.
+#: Number of runs of PyTorch with rounding noise.
 _SAMPLES = 4
-#: Units of the last place of a typical element that no float64 is asked about where sums are formed.
+#: Error of sums, in units in the last place of a typical element, that is accepted without a float64 run.
 _UNITS_OF_SUMS = 64
 
 
 class _Slack(NamedTuple):
-    """Tolerances of a dtype, in units in the last place.
-
-    Size of the noise, factor on PyTorch's own error, what is allowed beyond it, and below which results count as equal.
-    """
+    """Tolerances of a dtype in units in the last place: noise, factor on PyTorch's error, extra, accepted outright."""
 
     noise: int
     factor: int
@@ -47,11 +44,11 @@ def difference(
 
     Notes
     -----
-    An element :math:`y` of ours is wrong where its distance from the float64 result :math:`r` in float32 exceeds
-    :math:`8 \max(e, \tilde e) + 32 \epsilon |r|`. :math:`e` is what rounding does to PyTorch's own element: its
-    distance from :math:`r`, or that of runs with noise in the last places of every operator, whichever is larger;
-    :math:`\tilde e` is the median over the tensor. So sums in another order are never a difference, however much
-    their terms cancel (Vignes 1993, "A stochastic arithmetic for reliable scientific computation").
+    An element :math:`y` is wrong where its distance from the float64 result :math:`r` in float32 exceeds :math:`8
+    \max(e, \tilde e) + 32 \epsilon |r|`. :math:`e` is the effect of rounding on PyTorch's own element: the larger of
+    its distance from :math:`r` and that of runs with noise in the last places of every operator; :math:`\tilde e` is
+    the median over the tensor. So sums in another order never count as different, however much their terms cancel
+    (Vignes 1993, "A stochastic arithmetic for reliable scientific computation").
     """
     if len(found) != len(expected):
         return f"it returns {counted(len(found), 'result')} instead of {len(expected)}"
@@ -77,7 +74,7 @@ def difference(
 
 
 def _other_shape(mine: Any, theirs: Any) -> str | None:
-    """Return how a result differs in what is no number."""
+    """Return how the type, dtype or shape of a result differs; ``None`` if it does not."""
     import torch
 
     if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
@@ -94,7 +91,7 @@ def _plain(value: Any) -> str:
 
 
 def _like(result: Any, other: torch.Tensor) -> torch.Tensor | None:
-    """Return a result if it can be compared with another."""
+    """Return a result if its shape allows a comparison with another."""
     import torch
 
     return result if isinstance(result, torch.Tensor) and result.shape == other.shape else None
@@ -128,20 +125,20 @@ def _equal(mine: torch.Tensor, theirs: torch.Tensor, pointwise: bool) -> bool:
 
 
 def _median(values: torch.Tensor) -> float:
-    """Return the median of the finite values, 0 of none."""
+    """Return the median of the finite values, 0 if there are none."""
     finite = values[values.isfinite()]
     return float(finite.median()) if finite.numel() else 0.0
 
 
 def _same_class(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return where both are finite, both NaN, or the same infinity."""
+    """Return a mask of elements that are both finite, both NaN, or the same infinity."""
     return (a.isnan() & b.isnan()) | (a == b) | (a.isfinite() & b.isfinite())
 
 
 def _wrong(
     mine: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor | None, samples: Sequence[torch.Tensor]
 ) -> str | None:
-    """Return how many elements are wrong, and by how much; without float64 PyTorch's own result is the judge."""
+    """Return the number and size of wrong elements; without a float64 result, PyTorch's own is the reference."""
     import torch
 
     count = theirs.numel()
@@ -150,7 +147,7 @@ def _wrong(
         tied = torch.stack([s != theirs for s in samples]).any(0) if samples else torch.zeros_like(theirs == theirs)
         bad = (mine != theirs) & ((judge == theirs) | (judge != mine)) & ~tied
         return f"differs in {int(bad.sum())} of {counted(count, 'element')}" if bad.any() else None
-    # Rounded as results are: what is too large for their dtype is an infinity in every precision.
+    # Rounded to the results' dtype, in which a large float64 value becomes an infinity.
     r, a, b = judge.to(theirs.dtype).double(), mine.double(), theirs.double()
     noisy = [s.double() for s in samples]
     settled = torch.stack([_same_class(s, b) for s in noisy]).all(0) if noisy else torch.ones_like(a, dtype=torch.bool)
@@ -175,19 +172,19 @@ def _wrong(
 
 
 def _attempt(eager: Run, arguments: Sequence[Any], mode: Any, random: bool) -> Sequence[Any] | None:
-    """Return results of PyTorch under a mode, of copies of the arguments; ``None`` if PyTorch raises."""
+    """Return results of PyTorch under a mode, on copies of the arguments; ``None`` if PyTorch raises."""
     import torch
 
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=random), mode:
             return eager(*copies)
-    except Exception:  # noqa: BLE001 - an operator may have no float64, and raises what it likes
+    except Exception:  # noqa: BLE001 - an operator without float64 support raises any exception
         return None
 
 
 def _mode(run: Callable[[Any, Any, Any], Any]) -> Any:
-    """Return a mode that runs operators by a function of operator, arguments and named arguments."""
+    """Return a dispatch mode that runs operators by a function of operator, arguments and keyword arguments."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def dispatch(_: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -210,7 +207,7 @@ def _in_double() -> Any:
 
 
 def _with_noise(seed: int) -> Any:
-    """Return a mode in which results of operators, and what goes into sums, are off in their last places."""
+    """Return a mode that adds noise to the last places of results, and of operands of sums."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -220,7 +217,7 @@ def _with_noise(seed: int) -> Any:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         signs = torch.randint(0, 2, value.shape, generator=generator).mul_(2).sub_(1)
-        # Zeros and infinities stay what they are.
+        # Zeros and infinities are kept.
         size = _slack(value.dtype).noise * _epsilon(value.dtype)
         return value + (value * size * signs).nan_to_num(0.0, 0.0, 0.0)
 
@@ -235,7 +232,7 @@ def _with_noise(seed: int) -> Any:
 
 
 def is_pointwise(operator: Any) -> bool:
-    """Whether an operator of PyTorch makes every element of elements at its place, or only moves them."""
+    """Whether an operator is element-wise or only moves elements."""
     import torch
 
     return bool(getattr(operator, "is_view", False)) or torch.Tag.pointwise in getattr(operator, "tags", ())

@@ -1,4 +1,4 @@
-"""Where PyTorch's tensors lie in each call: asked through the stable C functions of its library, some 25 ns apiece."""
+"""Addresses of PyTorch tensors in each call, from the stable C functions of its library, about 25 ns per tensor."""
 
 from __future__ import annotations
 
@@ -18,23 +18,15 @@ from roller.models.session.native_build import compile_library, kept_library
 SOURCE = Path(__file__).with_name("places.c")
 #: ``Expected`` of places.c.
 _EXPECTED = np.dtype([("position", "i8"), ("ndim", "i8"), ("shape", "u8"), ("dtype", "i4"), ("itemsize", "i4")])
-#: What PyTorch exports for compiled code (torch/csrc/inductor/aoti_torch/c/shim.h), in the order of ``Library``.
+#: Functions that PyTorch exports for compiled code (torch/csrc/inductor/aoti_torch/c/shim.h), in ``Library``'s order.
 _PREFIX, _ASKED = "aoti_torch_get_", ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type")
-#: No tensor is left that cannot be read as it is.
+#: Result of :meth:`Places.look` when all tensors have addresses.
 ALL = -1
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an argument has to be.
-
-    Parameters
-    ----------
-    position
-        Among the arguments.
-    shape, dtype
-        A contiguous tensor of the host, aligned to its elements.
-    """
+    """An argument that has to be a contiguous host tensor of this shape and dtype, by position."""
 
     position: int
     shape: tuple[int, ...]
@@ -51,17 +43,12 @@ class _Library(ctypes.Structure):
 
 
 class Places:
-    """Looks where the tensors among arguments lie.
-
-    Parameters
-    ----------
-    wanted
-        In the order of the inputs.
+    """Finds the addresses of tensors among arguments.
 
     Raises
     ------
     LookupError
-        Where this release of PyTorch or of Python is not understood, or there is no C compiler.
+        If this release of PyTorch or of Python is unsupported, or there is no C compiler.
     """
 
     def __init__(self, wanted: Sequence[Wanted]) -> None:
@@ -78,23 +65,17 @@ class Places:
         self._address = ctypes.addressof(self._library)
 
     def look(self, arguments: tuple[Any, ...], addresses: int, first: int = 0) -> int:
-        """Write addresses of inputs from number ``first`` on; return the first that has none, or ``ALL``.
-
-        What is strided, misaligned or otherwise unexpected has none: kernels cannot read it where it is.
-        """
+        """Write addresses of inputs from ``first`` on; return the first unsupported one (strided), or ``ALL``."""
         found: int = self._look(self._address, arguments, self._expected, first, self.count, addresses)
         return found
 
 
 @functools.cache
 def library() -> _Library:
-    """Return PyTorch's functions, and where a Python object has its type and its tensor.
-
-    The latter is not documented: a tensor is looked for where the header of an object ends, and compared with the
-    address that PyTorch tells.
-    """
+    """Return PyTorch's functions, and the offsets of type and tensor in a Python object."""
     import torch
 
+    # The offsets are undocumented: the tensor is expected after the object header, and verified by its address.
     types = (torch.Tensor, torch.nn.Parameter)
     word, header = ctypes.sizeof(ctypes.c_void_p), object.__basicsize__
     for kind in types:
@@ -114,7 +95,7 @@ def library() -> _Library:
 
 
 def _asked(name: str, functions: Any, tensor: Any) -> int:
-    """Return a number that a function gives of a tensor."""
+    """Return the number that a function returns for a tensor."""
     number, handle = ctypes.c_int32(), ctypes.c_void_p(tensor._cdata)
     ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(functions[1 + _ASKED.index(name)])
     if ask(ctypes.addressof(handle), ctypes.addressof(number)):
@@ -130,7 +111,7 @@ def _dtype_number(dtype: np.dtype[Any]) -> int:
 
 @functools.cache
 def _function() -> Any:
-    """Return ``roller_addresses``, called with the interpreter's lock held: it looks at Python's objects."""
+    """Return ``roller_addresses``, which is called with the GIL held because it reads Python objects."""
     image = kept_library((SOURCE,), lambda: compile_library(SOURCE, "looking at tensors"))
     with scratch_folder() as folder:
         path = Path(folder, "places.so")

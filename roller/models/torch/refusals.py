@@ -1,4 +1,4 @@
-"""What stays with PyTorch, since its exporter would turn it into something else without a word."""
+"""Refusal of operators that PyTorch's exporter would silently export as something else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RefusedGraphError(RollerError):
-    """Why a graph stays with PyTorch."""
+    """A graph is not supported."""
 
 
 def _always(_: torch.fx.Node) -> bool:
@@ -20,26 +20,26 @@ def _always(_: torch.fx.Node) -> bool:
 
 
 def _divisor_at_edges(node: torch.fx.Node) -> bool:
-    """Whether an average pooling has a divisor of its own, and windows that reach over the end."""
+    """Whether an average pooling has a divisor override and windows that extend over the end."""
     given = _given(node)
     return given.get("divisor_override") is not None and bool(given.get("ceil_mode"))
 
 
 def _cropped_circle(node: torch.fx.Node) -> bool:
-    """Whether a circular padding crops, too."""
+    """Whether a circular padding also crops."""
     given = _given(node)
     return given.get("mode") == "circular" and any(n < 0 for n in given["pad"])
 
 
 def _given(node: torch.fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operator by name, those that are left out by their defaults."""
+    """Return the arguments of an operator by name, defaults included."""
     known = node.target._schema.arguments
     given = {a.name: a.default_value for a in known if a.has_default_value()}
     return {**given, **dict(zip((a.name for a in known), node.args, strict=False)), **node.kwargs}
 
 
-#: Operators by name, whether a call is of the kind, and what would be wrong. ``python -m benchmarks.torch_audit`` finds
-#: them; what is simple and common is decomposed in :mod:`roller.models.torch.decompositions` instead.
+#: Operators by name, a test of calls that are exported wrongly, and the error. ``python -m benchmarks.torch_audit``
+#: finds them; simple and common ones are decomposed in :mod:`roller.models.torch.decompositions` instead.
 LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
@@ -54,10 +54,7 @@ LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def refuse(graph: torch.fx.Graph) -> None:
-    """Refuse a graph that holds an operator of the kind, complex or random numbers.
-
-    The exporter has no complex numbers: pairs of floats stand for them, which most of its decompositions do not know.
-    """
+    """Refuse a graph with such an operator, with complex numbers or with random numbers."""
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -67,12 +64,13 @@ def refuse(graph: torch.fx.Graph) -> None:
             raise RefusedGraphError(f"operator '{name}' is not exported as PyTorch computes it: {rule[1]}.")
         if _draws(node):
             raise RefusedGraphError(f"operator '{name}' draws random numbers, which kernels do not.")
+        # The exporter represents complex numbers as pairs of floats, which most of its decompositions do not support.
         if any(_is_complex(v) for v in (node, *node.all_input_nodes)):
             raise RefusedGraphError(f"operator '{name}' has complex numbers, and kernels are for real ones.")
 
 
 def is_random(program: torch.export.ExportedProgram) -> bool:
-    """Whether a traced graph, its branches included, draws random numbers."""
+    """Whether a traced graph, including its branches, draws random numbers."""
     import torch
 
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
@@ -80,7 +78,7 @@ def is_random(program: torch.export.ExportedProgram) -> bool:
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    """Whether an operator draws random numbers: a dropout does in training, with a probability."""
+    """Whether an operator draws random numbers; dropout does so only in training with a positive probability."""
     import torch
 
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):

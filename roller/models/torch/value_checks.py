@@ -1,4 +1,4 @@
-"""What PyTorch raises for the values of arguments: a graph returns whether it would, beside its results."""
+"""Detection of argument values for which PyTorch raises, as extra boolean results of a graph."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: Returns whether PyTorch raises for these arguments of an operator; ``None`` where it never does.
+#: Returns whether PyTorch raises for given arguments of an operator; ``None`` where it never does.
 _Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
 
 
 def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
-    """Return a module whose results are followed by truths, each of which says that PyTorch raises; and their number.
-
-    Whole numbers are divided by zero, indices and classes are out of bounds or negative: PyTorch raises for that, and
-    kernels compute something. ``None`` where the program does nothing of the kind.
-    """
+    """Return a module with extra results that tell whether PyTorch raises, and their number; ``None`` for none."""
     import torch
 
+    # PyTorch raises for integer divisions by zero and for indices and classes out of bounds; kernels do not.
     watched = [n for n in traced.graph.nodes if n.op == "call_function" and _asks(n)]
     if not watched:
         return None
-    # Guards are checked by releases that take the argument.
+    # Releases with this argument check guards by default.
     unguarded = {"check_guards": False} if "check_guards" in inspect.signature(traced.module).parameters else {}
     names, inner = {n.name for n in watched}, traced.module(**unguarded)
 
@@ -49,13 +46,13 @@ def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int]
 
 
 def _name(target: Any) -> str:
-    """Return the name of an operator, that of one which writes in place without its underscore."""
+    """Return the name of an operator, without the underscore of in-place variants."""
     packet = getattr(target, "overloadpacket", None)
     return "" if packet is None else str(packet).removeprefix("aten.").rstrip("_")
 
 
 def _asks(node: torch.fx.Node) -> bool:
-    """Whether there is anything to check, by the values of the trace."""
+    """Whether an operator has values to check, by the shapes and dtypes of the trace."""
     import torch
 
     rule = _RULES.get(_name(node.target))
@@ -66,7 +63,7 @@ def _asks(node: torch.fx.Node) -> bool:
 
 
 def _divided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Of a division of whole numbers by others."""
+    """Check divisors of an integer division."""
     import torch
 
     x, y = args[:2]
@@ -85,7 +82,7 @@ def _outside(index: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _along(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Of an index along an axis."""
+    """Check indices along an axis."""
     x, axis, index = args[:3]
     return _outside(index, x.shape[axis]) if x.dim() else None
 
@@ -95,7 +92,7 @@ def _embedded(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | 
 
 
 def _classes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Of classes in a loss, where one may stand for those to ignore."""
+    """Check classes of a loss, except for the ignored one."""
     x, target = args[:2]
     if target.is_floating_point():
         return None

@@ -93,9 +93,9 @@ def test_tasks_of_workers_that_are_gone_are_done_here(monkeypatch):
     monkeypatch.setattr(executors, "_LOOK_S", 0.01)
     asked = []
     crew = Hired(Deserted(), bench=Deserted(), benches=1, staffed=lambda judging: asked.append(judging), _here=Here())
-    with pytest.warns(RollerWarning, match="its workers died and none came"):
+    with pytest.warns(RollerWarning, match="its workers died and were not replaced"):
         assert crew.map({"a": "one", "b": "two"}) == {"a": "one here", "b": "two here"}
-    with pytest.warns(RollerWarning, match="are done on this machine"):
+    with pytest.warns(RollerWarning, match="run on this machine"):
         assert crew.judge("kernels") == {"judged": "kernels"}
     assert crew.bench is None and set(asked) == {False, True}
 

@@ -1,4 +1,4 @@
-"""Element-wise functions of one tensor."""
+"""Lowerings of element-wise functions of one tensor."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from roller.models.onnx.rewriting import Steps
 from roller.ops.build import indices
 from roller.ops.scalars import ELEMENT_FUNCTIONS
 
-#: Literal of the dtype computed in.
+#: Creates a literal in the computation dtype.
 _Literal = Callable[[float], Scalar]
 
-#: Functions of the scalar tree by operator: those of floating point only, and those of integers too.
+#: Scalar functions by operator: for floats only, and for integers too.
 _REAL = {
     "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Sqrt": "sqrt", "Erf": "erf", "Log": "log", "Floor": "floor",
     "Ceil": "ceil", "Round": "round", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos",
@@ -47,17 +47,15 @@ def unary(site: Site) -> Lowered:
 
 
 def _clipped(x: Scalar, low: Scalar | None, high: Scalar | None) -> Scalar:
-    """Return ``min(max(x, low), high)``, either bound absent; the order is ONNX's where they cross.
-
-    The bound comes first: where a processor compares with NaN, the second operand is what is left.
-    """
+    """Return ``min(max(x, low), high)`` with optional bounds, in ONNX's order where they cross."""
+    # The bound comes first: where processors compare with NaN, the second operand results.
     x = x if low is None else call("max", low, x)
     return x if high is None else call("min", high, x)
 
 
 @lowers("Clip")
 def clip(site: Site) -> Lowered:
-    """Lower bounds given as attributes (before version 11) or as scalar inputs; the type's own where there is none."""
+    """Lower bounds from attributes (before version 11) or scalar inputs; absent ones are the dtype's limits."""
     require(site.output, (*FLOATS, *INTEGERS), "Clip")
     axes, dtype = axes_of(site.output.shape), site.output.dtype
 
@@ -99,9 +97,9 @@ def _sign(c: _Literal, x: Scalar) -> Scalar:
     return _less(c(0), x, c(1), _less(x, c(0), c(-1), x))
 
 
-#: Tree, and attributes with their defaults in the order it takes them.
+#: Function of the scalar tree, and attributes with defaults in the order of its parameters.
 _PARAMETRIC: dict[str, tuple[Callable[..., Scalar], dict[str, float]]] = {
-    "Relu": (lambda c, x: call("max", c(0), x), {}),  # in this order NaN stays
+    "Relu": (lambda c, x: call("max", c(0), x), {}),  # this order propagates NaN
     "Elu": (_elu, {"alpha": 1.0}),
     "Selu": (_elu, {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
     "Celu": (_celu, {"alpha": 1.0}),
@@ -118,13 +116,13 @@ _PARAMETRIC: dict[str, tuple[Callable[..., Scalar], dict[str, float]]] = {
     "Sign": (_sign, {}),
 }
 
-#: Those that keep to whole numbers where their input does.
+#: Those that support integers.
 _WHOLE = ("Relu", "Sign")
 
 
 @lowers(*_PARAMETRIC)
 def parametric(site: Site) -> Lowered:
-    """Lower a function of one tensor with numbers as attributes."""
+    """Lower a function of one tensor with numeric attributes."""
     op = site.node.op
     build, defaults = _PARAMETRIC[op]
     require(site.output, (*FLOATS, *INTEGERS) if op in _WHOLE else FLOATS, op)
@@ -136,11 +134,9 @@ def parametric(site: Site) -> Lowered:
 
 @lowers("PRelu")
 def prelu(site: Site) -> Lowered:
-    """Lower a slope per element (broadcast) on the negative side.
-
-    Slopes that do not broadcast but are one per channel come from models of set 6 that were converted: they mean that.
-    """
+    """Lower a leaky rectifier with a slope per element (broadcast)."""
     require(site.output, (*FLOATS, *INTEGERS), "PRelu")
+    # Models converted from set 6 have slopes per channel, which do not broadcast.
     x_type, slopes = site.required(0), site.required(1)
     per_channel = len(x_type.shape) > 2 and slopes.shape == x_type.shape[1:2]
     if per_channel and slopes.elements not in (1, x_type.shape[-1]):

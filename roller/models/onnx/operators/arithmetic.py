@@ -1,4 +1,4 @@
-"""Arithmetic of several tensors, with NumPy's rule of broadcasting."""
+"""Lowerings of broadcast arithmetic on several tensors."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from roller.models.onnx.types import onnx_dtype
 
 _BY_OP = {"Add": "add", "Sub": "sub", "Mul": "mul", "Sum": "add", "Max": "max", "Min": "min"}
 
-#: Operands that one kernel combines: each is a tensor it reads, and deep trees end in recursion.
+#: Most operands of one kernel, which limits its inputs and the depth of its scalar tree.
 _MOST_OPERANDS = 8
-#: Exponents that multiplications compute, exactly on integers.
+#: Largest exponent that is computed by multiplications, which are exact on integers.
 _MOST_PRODUCTS = 8
 
 
 @lowers(*_BY_OP)
 def folded(site: Site) -> Lowered:
-    """Lower an associative or binary operation: its inputs combined from left to right."""
+    """Lower a binary or associative operation: inputs combined from left to right."""
     require(site.output, (*FLOATS, *INTEGERS), site.node.op)
     if len(site.inputs) > _MOST_OPERANDS:
         return _in_groups(site, site.node.op)
@@ -54,7 +54,7 @@ def mean(site: Site) -> Lowered:
 
 
 def _in_groups(site: Site, op: str, factor: float = 1.0) -> Lowered:
-    """Rewrite into nodes of few operands, each going on with the result of the one before."""
+    """Rewrite into a chain of nodes with few operands."""
     steps, y = Steps(site), site.output
     wide = computed(y.dtype)
     given = [steps.add("Cast", (v,), v.shape, wide, to=_element_type(wide)) if wide != y.dtype else v
@@ -75,7 +75,7 @@ def _element_type(dtype: str) -> int:
 
 @lowers("Div")
 def divide(site: Site) -> Lowered:
-    """Lower a division: towards zero between integers."""
+    """Lower a division, between integers towards zero."""
     dtype = computed(site.output.dtype)
     axes, (a, b) = operands(site)
     if dtype in INTEGERS:
@@ -94,7 +94,7 @@ def _is_power_of_two(value: float) -> bool:
 
 @lowers("Mod")
 def modulo(site: Site) -> Lowered:
-    """Lower a remainder: with the sign of the divisor, or of the dividend where ``fmod`` says so."""
+    """Lower a remainder with the sign of the divisor, or with ``fmod`` of the dividend."""
     require(site.output, (*FLOATS, *INTEGERS), "Mod")
     dtype = computed(site.output.dtype)
     c_style = bool(site.attribute("fmod", 0))
@@ -103,7 +103,7 @@ def modulo(site: Site) -> Lowered:
     if c_style or dtype == "uint8":
         return pointwise(site, axes, rest)
     zero = literal(0, dtype)
-    # Signs differ and something is left: one divisor further.
+    # Add the divisor to a non-zero remainder of the other sign.
     differs = call("select", call("lt", rest, zero), call("lt", zero, b), call("lt", b, zero))
     adjusted = call("select", differs, call("add", rest, b), rest)
     return pointwise(site, axes, call("select", call("eq", rest, zero), zero, adjusted))
@@ -111,7 +111,7 @@ def modulo(site: Site) -> Lowered:
 
 @lowers("Pow")
 def power(site: Site) -> Lowered:
-    """Lower a power; small whole exponents are products, and the result has the dtype of the base."""
+    """Lower a power; small integer exponents become products, and the result has the dtype of the base."""
     base, exponent = site.required(0), site.required(1)
     axes, (x, y) = operands(site)
     constant = scalar_constant(site, 1)
@@ -122,7 +122,7 @@ def power(site: Site) -> Lowered:
     require(base, FLOATS, "Pow")
     dtype = computed(base.dtype)
     if constant == 0.5:
-        # As pow has it: the root of -0 is 0, and that of -inf is inf.
+        # As in pow: the root of -0 is 0, and that of -inf is inf.
         infinite = call("eq", x, Const(float("-inf"), dtype))
         root = call("sqrt", call("add", x, literal(0, dtype)))
         return pointwise(site, axes, call("select", infinite, Const(float("inf"), dtype), root))
@@ -143,10 +143,10 @@ def _product(x: Scalar, n: int) -> Scalar:
 
 
 def _integer_power(base: str, exponent: str, x: Scalar, y: Scalar) -> Scalar:
-    """Return a power of integers by way of float64, which holds every one that its dtype does."""
+    """Return a power of integers computed in float64, which represents every result in the dtype's range."""
     if base == "int64":
         raise Unsupported("Pow of int64 whose exponent is no small constant: float64 does not hold all its results")
-    # One over zero is 0 and what does not fit saturates: a conversion of what no integer holds is undefined.
+    # Negative powers of 0 are 0 and overflow saturates, because converting out-of-range floats is undefined.
     infinite = call("select", call("eq", x, literal(0, base)), call("lt", y, literal(0, computed(exponent))), FALSE)
     finite = Cast("float64", call("select", infinite, literal(1, base), x))
     raised = call("pow", finite, converted(y, computed(exponent), "float64"))

@@ -1,4 +1,4 @@
-"""Movement by blocks and borders: depth and space, padding, triangles."""
+"""Lowerings of movement in blocks and at borders: depth and space, padding, triangles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roller.models.onnx.rewriting import Steps
 
 
 def _text(site: Site, name: str, default: str) -> str:
-    """Return the order of channels, one of the two there are."""
+    """Return the validated order of channels."""
     value = str(site.attribute(name, default))
     if value not in ("DCR", "CRD"):
         raise Unsupported(f"{site.node.op} {name}='{value}' is neither DCR nor CRD")
@@ -34,7 +34,7 @@ def _text(site: Site, name: str, default: str) -> str:
 
 @lowers("DepthToSpace")
 def depth_to_space(site: Site) -> Lowered:
-    """Lower blocks of channels that become blocks of pixels, in either order of the channels."""
+    """Lower blocks of channels that become blocks of pixels, in either channel order."""
     b, c = int(site.attribute("blocksize")), site.output.shape[1]
     mode = _text(site, "mode", "DCR")
 
@@ -66,7 +66,7 @@ def space_to_depth(site: Site) -> Lowered:
 
 @lowers("Pad")
 def pad(site: Site) -> Lowered:
-    """Lower borders of a value, or of the tensor's own elements; negative widths cut."""
+    """Lower borders of a constant, or of the tensor's own elements; negative widths crop."""
     x, rank = site.required(0), len(site.required(0).shape)
     mode = site.attribute("mode", "constant")
     if isinstance(mode, bytes):
@@ -103,7 +103,7 @@ def _widths(site: Site, rank: int) -> tuple[list[int], list[int]]:
 
 
 def _constant_pad(site: Site, before: Sequence[int]) -> Lowered:
-    """Return one guarded read; a border whose value is computed at run time is chosen by the position."""
+    """Return one guarded load; a run-time border value is selected by position."""
     x = site.required(0)
     axes = axes_of(site.output.shape)
     index = tuple(axis_index(a.name, 1, -lo) for a, lo in zip(axes, before, strict=True))
@@ -125,7 +125,7 @@ def _constant_pad(site: Site, before: Sequence[int]) -> Lowered:
 
 
 def _border(mode: str, size: int, before: int, after: int) -> np.ndarray:
-    """Return the position read for every position of a padded axis of ``size`` elements."""
+    """Return the source position for every position of a padded axis of ``size`` elements."""
     at = np.arange(-before, size + after)
     if mode == "edge":
         return np.clip(at, 0, size - 1)
@@ -138,7 +138,7 @@ def _border(mode: str, size: int, before: int, after: int) -> np.ndarray:
 
 
 def gathered(site: Site, indices: dict[int, np.ndarray]) -> Rewritten:
-    """Return the first input with positions chosen along several dimensions, one after the other."""
+    """Return the first input with positions chosen along several dimensions in turn."""
     steps = Steps(site)
     value = site.required(0)
     shape = list(value.shape)

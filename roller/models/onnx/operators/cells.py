@@ -1,6 +1,6 @@
-"""One step of a recurrent layer: element-wise kernels between the products, with all states as their results.
+"""One step of a recurrent layer: element-wise kernels between the products, with all states as results.
 
-These operators are roller's own (domain ``roller``); :mod:`roller.models.onnx.operators.recurrent` writes them.
+These operators are roller's own (domain ``roller``); :mod:`roller.models.onnx.operators.recurrent` creates them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _elu(c: Callable[[float], Const], x: Scalar, alpha: float, beta: float) -> S
     return Call("add", (Call("max", (x, c(0))), Call("mul", (c(alpha), low))))
 
 
-#: Activation: its tree of (literal, x, alpha, beta), and the defaults of those it takes.
+#: Activations: function of (literal, x, alpha, beta) that builds the scalar tree, and default parameters.
 ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], float | None, float | None]] = {
     "sigmoid": (_plain("sigmoid"), None, None),
     "tanh": (_plain("tanh"), None, None),
@@ -48,7 +48,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], float | None, float | None]]
 
 @dataclass(frozen=True)
 class Cell:
-    """What the trees of a cell are built from: its dtype, activations, and where its operands are read."""
+    """Builds the scalar trees of a cell."""
 
     site: Site
     t: Types
@@ -61,7 +61,7 @@ class Cell:
         return cls(site, floats_of(y, y), y.shape[1])
 
     def activate(self, number: int, x: Scalar, clips: bool = True) -> Scalar:
-        """Return an activation of ``x``, which is clipped first where the cell clips."""
+        """Return an activation of ``x``, clipped first if the cell clips."""
         clip = float(self.site.attribute("clip", 0.0)) if clips else 0.0
         if clip > 0:
             x = Call("min", (Call("max", (x, self.t.const(-clip))), self.t.const(clip)))
@@ -77,7 +77,7 @@ class Cell:
         return self.t.load(self.site.required(position).name, (axis_index("b"), axis_index("j")))
 
     def weight(self, position: int, number: int) -> Scalar | None:
-        """Return an element of part ``number`` of an input (parts x hidden), ``None`` where there is none."""
+        """Return an element of part ``number`` of an input (parts x hidden), ``None`` if it is absent."""
         value = self.site.input(position)
         return None if value is None else self.t.load(value.name, (self._at(number),))
 
@@ -85,7 +85,7 @@ class Cell:
         return axis_index("j", 1, number * self.hidden)
 
     def active(self, lengths: int) -> Scalar | None:
-        """Return whether a sequence has this step, by the inputs of lengths and of the step; ``None``: all have."""
+        """Return whether a sequence has this step, by its length and the step's number; ``None`` if all have."""
         length, step = self.site.input(lengths), self.site.input(lengths + 1)
         if length is None or step is None:
             return None
@@ -93,22 +93,20 @@ class Cell:
         return Call("lt", (Cast("int32", now), Cast("int32", Load(length.name, (axis_index("b"),)))))
 
     def stage(self, out: Value, body: Scalar) -> Stage:
-        """Return the stage that writes one of the results."""
+        """Return the stage that writes one result."""
         axes = (Axis("b", out.shape[0]), Axis("j", out.shape[1]))
         return Stage(tensor(out), axes, (axis_index("b"), axis_index("j")), body, None, self.t.acc)
 
     def results(self, states: Sequence[tuple[Value, Scalar, Scalar]], shown: Value | None, lengths: int) -> Compute:
-        """Return the stages of states ``(value, new, old)``; the last one is what ``shown`` shows, or zero.
-
-        Sequences that are over keep their states and show zero.
-        """
+        """Return the stages of states ``(value, new, old)``; ``shown`` receives the last state."""
+        # Sequences that have ended keep their states and output zero.
         active = self.active(lengths)
         stages = []
         for value, new, old in states:
             stages.append(self.stage(value, new if active is None else Call("select", (active, new, old))))
         if shown is not None:
             if active is None:
-                raise Unsupported("what a cell shows is its state where all sequences are equally long")
+                raise Unsupported("a cell has no separate output where all sequences are equally long")
             last = self.t.cast(Load(states[-1][0].name, (axis_index("b"), axis_index("j"))))
             stages.append(self.stage(shown, Call("select", (active, last, self.t.const(0)))))
         return Compute(tuple(stages))
@@ -145,7 +143,7 @@ def lstm(site: Site) -> Lowered:
     else:
         keep = gate(2, before)
     fresh = _plus(_times(keep, before), _times(enter, cell.activate(1, cell.gate(0, 3))))
-    # ONNX Runtime clips what enters the gates, not the cell.
+    # ONNX Runtime clips the inputs of gates, not the cell.
     shows = _times(gate(1, here), cell.activate(2, here, clips=False))
     return cell.results(((c, fresh, before), (h, shows, old)), y, 4)
 
@@ -161,7 +159,7 @@ def rnn(site: Site) -> Lowered:
 
 @lowers("GRUReset", domain="roller")
 def reset(site: Site) -> Lowered:
-    """Lower the state a GRU lets pass: inputs projections ``zrh``, product ``zr``, state."""
+    """Lower the state after a GRU's reset gate: inputs projections ``zrh``, product ``zr``, state."""
     cell = Cell.of(site)
     gate = cell.activate(0, _plus(cell.gate(0, 1), cell.gate(1, 1)))
     return Compute((cell.stage(site.output, _times(gate, cell.state(2))),))
@@ -169,11 +167,9 @@ def reset(site: Site) -> Lowered:
 
 @lowers("GRUCell", domain="roller")
 def gru(site: Site) -> Lowered:
-    """Lower a step of a GRU.
-
-    Inputs projections ``zrh``, product ``zr`` (``zrh`` where the reset follows it), state, product ``h`` or absent,
-    bias of the latter, lengths, step; outputs h, y.
-    """
+    """Lower a step of a GRU: outputs h, y."""
+    # Inputs: projections ``zrh``, product ``zr`` (``zrh`` with linear_before_reset), state, product ``h`` or absent,
+    # the bias of that product, lengths, step.
     cell = Cell.of(site)
     h, y = _outputs(site, 2)
     assert h is not None

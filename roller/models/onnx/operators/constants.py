@@ -1,4 +1,4 @@
-"""What depends on shapes and attributes alone: constants, made here where folding did not make them."""
+"""Lowerings of operators that depend on shapes and attributes only, to constants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roller.core.dtypes import numpy_dtype
 from roller.models.onnx.lowering import Lowered, Rewritten, Site, Unsupported, lowers
 from roller.models.onnx.rewriting import Steps
 
-#: Bytes of a constant that is made rather than refused.
+#: Most bytes of such a constant; larger ones are refused.
 _MOST_BYTES = 1 << 26
 
 
@@ -35,7 +35,7 @@ def eye_like(site: Site) -> Lowered:
 
 @lowers("Shape")
 def shape(site: Site) -> Lowered:
-    """Lower a shape, or part of it."""
+    """Lower a shape, or a part of it."""
     whole = site.required(0).shape
     start, end = site.attribute("start", 0), site.attribute("end")
     return constant(site, np.asarray(whole[slice(start, end)], np.int64))
@@ -49,7 +49,7 @@ def size(site: Site) -> Lowered:
 
 @lowers("ConstantOfShape")
 def constant_of_shape(site: Site) -> Lowered:
-    """Lower one value everywhere; its shape is known already."""
+    """Lower a constant of a known shape."""
     dtype = _bounded(site)
     value = site.attribute("value")
     return constant(site, np.full(site.output.shape, 0 if value is None else np.ravel(value)[0], dtype))
@@ -57,7 +57,7 @@ def constant_of_shape(site: Site) -> Lowered:
 
 @lowers("Range")
 def range_(site: Site) -> Lowered:
-    """Lower an arithmetic sequence with known bounds."""
+    """Lower an arithmetic sequence with constant bounds."""
     dtype = _bounded(site)
     bounds = [site.known(i, f"Range's {name}") for i, name in enumerate(("start", "limit", "delta"))]
     start, _, delta = (np.ravel(b)[0] for b in bounds if b is not None)

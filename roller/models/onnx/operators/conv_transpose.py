@@ -1,9 +1,9 @@
-"""Transposed convolutions, as convolutions of step one: one per phase of the step, and their results interleaved.
+"""Transposed convolutions, as one convolution of stride 1 per phase of the stride, with interleaved results.
 
-With step ``s`` the output at ``o`` takes the taps ``k`` for which ``o + pad - d * k`` is a multiple of ``s``. These are
-the same for all ``o`` of one phase ``(o + pad) % s``, so every phase is a convolution of the image with taps of its
-own: one convolution with ``s`` times as many filters per dimension (sub-pixel convolution), no product with a zero.
-That needs constant weights; others are convolved with an image spread by the step, zeros between its points.
+With stride ``s`` the output at ``o`` uses the taps ``k`` where ``o + pad - d * k`` is a multiple of ``s``, the same for
+all ``o`` of a phase ``(o + pad) % s``: a convolution with ``s`` times the filters per dimension (sub-pixel
+convolution), without products with zero. It needs constant weights; others convolve an image with zeros between its
+points.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from roller.ops.build import indices
 from roller.ops.rows import axes_over
 from roller.ops.windows import names_of, place
 
-#: Version from which an odd element of padding is cut at the beginning where ``auto_pad`` says nothing.
+#: Version from which an odd element of padding is removed at the beginning without ``auto_pad``.
 _BEGINNING_FIRST = 11
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """Sizes of a transposed convolution; tuples have one entry per dimension behind batch and channel."""
+    """Sizes of a transposed convolution, per spatial dimension."""
 
     groups: int
     channels: int
@@ -50,7 +50,7 @@ class _Shape:
 
 @lowers("ConvTranspose")
 def transposed(site: Site) -> Lowered:
-    """Rewrite a transposed convolution into convolutions of step one and movement."""
+    """Rewrite a transposed convolution into convolutions of stride 1 and movement."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     require_elements(site)
     shape, weights, steps = _shape(site, x, w, y), site.constant(1), Steps(site)
@@ -63,7 +63,7 @@ def transposed(site: Site) -> Lowered:
         wide = steps.add("Spread", (x,), (*x.shape[:2], *spread), domain="roller", strides=shape.strides)
         steps.append("ReversedConv", (wide, w, bias), (y,), "roller", sizes=astuple(replace(shape, size=spread)))
         return steps.done()
-    # A phase begins where the output, padded in front, has a multiple of the step.
+    # A phase begins at a multiple of the stride in the output with padding before it.
     shift = [b % s for b, s in zip(shape.before, shape.strides, strict=True)]
     sizes = tuple((b + o - 1) // s + 1 for b, o, s in zip(shift, shape.out, shape.strides, strict=True))
     count, table = math.prod(shape.strides), steps.constant(_taps_by_phase(shape, weights))
@@ -89,13 +89,13 @@ def _shape(site: Site, x: Value, w: Value, y: Value) -> _Shape:
 
 
 def shape_of(site: Site) -> tuple[int, ...]:
-    """Return the shape of the result of a transposed convolution by its attributes."""
+    """Return the shape of the result of a transposed convolution from its attributes."""
     return _sizes(site, site.required(0), site.required(1))[3]
 
 
 def _sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...],
                                                     tuple[int, ...]]:  # fmt: skip
-    """Return groups, strides, dilations, the shape of the result, and what is cut off before it."""
+    """Return groups, strides, dilations, the shape of the result, and the elements removed before it."""
     rank = len(x.shape) - 2
     groups = int(site.attribute("group", 1))
     if rank < 1 or len(w.shape) != rank + 2 or w.shape[0] != x.shape[1] or groups < 1 or x.shape[1] % groups:
@@ -115,12 +115,9 @@ def _sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[
 def _cut(
     site: Site, full: Sequence[int], same: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the size of the result and what is cut off before it, of all that the taps make (``full``).
-
-    An odd element is cut at the end for SAME_UPPER, else at the beginning; without ``auto_pad`` it is cut at the end
-    before version 11, whose equation has it the other way round. What ``output_shape`` or ``auto_pad`` ask beyond
-    ``full`` stands at the end, as ``output_padding`` does.
-    """
+    """Return the size of the result, and the elements removed before it from all that taps produce (``full``)."""
+    # An odd element is removed at the end for SAME_UPPER, else at the beginning; without ``auto_pad`` at the end before
+    # version 11, whose equation is reversed. Elements beyond ``full`` are at the end, like ``output_padding``.
     rank, mode = len(full), str(site.attribute("auto_pad", "NOTSET") or "NOTSET")
     if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise Unsupported(f"auto_pad='{mode}' is none that ONNX defines")
@@ -139,7 +136,7 @@ def _cut(
 
 
 def _source(shape: _Shape, filters: int) -> Index:
-    """Return the channel of the image that axis ``c`` means for filter ``f`` (of phases times filters)."""
+    """Return the image channel of axis ``c`` for filter ``f`` (of phases times filters)."""
     if shape.groups == 1:
         return axis_index("c")
     per_group = shape.filters // shape.groups
@@ -148,7 +145,7 @@ def _source(shape: _Shape, filters: int) -> Index:
 
 
 def _filter(shape: _Shape) -> Index:
-    """Return the place of filter ``f`` within its group."""
+    """Return the position of filter ``f`` within its group."""
     per_group = shape.filters // shape.groups
     if per_group == 1:
         return Index()
@@ -157,7 +154,7 @@ def _filter(shape: _Shape) -> Index:
 
 def _places(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[int, ...], before: tuple[int, ...],
             dilations: tuple[int, ...]) -> tuple[tuple[Index, ...], tuple[Bound, ...]]:  # fmt: skip
-    """Return where windows of step one read an image padded by ``before`` elements, and the guards they need."""
+    """Return the positions of windows of stride 1 in an image padded by ``before`` elements, and their guards."""
     found = [place(o, k, n, 1, d, pad) for o, k, n, d, pad in zip(outs, taps, size, dilations, before, strict=True)]
     return tuple(at for at, _ in found), tuple(b for _, guard in found for b in guard)
 
@@ -175,7 +172,7 @@ def spread(site: Site) -> Lowered:
 
 @lowers("ReversedConv", domain="roller")
 def reversed_taps(site: Site) -> Lowered:
-    """Lower a transposed convolution of step one: a convolution with its taps in reverse order; a bias ends it."""
+    """Lower a transposed convolution of stride 1: a convolution with reversed taps, ended by a bias."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     shape, t, names = _Shape(*site.attribute("sizes")), types_of(x, y), names_of(len(x.shape) - 2)
     outs = tuple(Axis(f"{n}o", e) for n, e in zip(names, shape.out, strict=True))
@@ -210,7 +207,7 @@ def phases(site: Site) -> Lowered:
 
 @lowers("Interleave", domain="roller")
 def interleave(site: Site) -> Lowered:
-    """Lower phases (channels ``phase * filters + f``) side by side along the dimensions of the image."""
+    """Lower the interleaving of phases (channels ``phase * filters + f``) along the image dimensions."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
     axes = axes_over(y.shape)
     channel, pitch = [Term("d1")], y.shape[1]
@@ -224,10 +221,8 @@ def interleave(site: Site) -> Lowered:
 
 
 def _taps_by_phase(shape: _Shape, weights: np.ndarray) -> np.ndarray:
-    """Return the taps of every phase, ``(phases * filters, channels of a group, ...)``, last tap first.
-
-    Phase ``r`` has tap ``k`` at place ``j`` where ``d * k == r + s * j``; what no tap stands at is zero.
-    """
+    """Return the taps of every phase, ``(phases * filters, channels of a group, ...)``, last tap first."""
+    # Phase ``r`` has tap ``k`` at position ``j`` where ``d * k == r + s * j``; other positions are zero.
     reach = [d * (k - 1) // s + 1 for d, k, s in zip(shape.dilations, shape.kernel, shape.strides, strict=True)]
     count, per_group = math.prod(shape.strides), shape.filters // shape.groups
     out = np.zeros((*shape.strides, shape.filters, shape.channels, *reach), weights.dtype)

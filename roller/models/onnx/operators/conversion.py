@@ -1,4 +1,4 @@
-"""Conversions between dtypes, and the linear ones of quantised tensors."""
+"""Lowerings of dtype conversions and of linear quantisation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roller.ops.build import indices
 
 @lowers("Cast", "CastLike")
 def cast(site: Site) -> Lowered:
-    """Lower a conversion: towards zero to integers, non-zero is true; what does not fit wraps or is undefined."""
+    """Lower a conversion: integers truncate towards zero, non-zero is true; other values wrap or are undefined."""
     x, y = site.required(0), site.output
     if x.dtype == y.dtype:
         return Reshaped()
@@ -34,7 +34,7 @@ def cast(site: Site) -> Lowered:
     axes = axes_of(y.shape)
     read = broadcast(x, y.shape, axes)
     if x.dtype in FLOATS and y.dtype in ("int8", "uint8", "int16"):
-        # Negative numbers to unsigned ones wrap by way of int32, as they do everywhere else.
+        # Through int32, so that negative numbers wrap to unsigned ones, as everywhere else.
         return pointwise(site, axes, Cast(y.dtype, Cast("int32", read)), dtype=y.dtype)
     value: Scalar = converted(read, x.dtype, y.dtype)
     if y.dtype in BYTE_FLOATS and int(site.attribute("saturate", 1)):
@@ -43,7 +43,7 @@ def cast(site: Site) -> Lowered:
 
 
 def _saturated(value: Scalar, dtype: str) -> Scalar:
-    """Return a number no larger than the largest of ``dtype``; NaN stays NaN, as no comparison with it holds."""
+    """Return a number clamped to the range of ``dtype``; NaN is kept, because comparisons with it are false."""
     most = DTYPES[dtype].largest
     value, high, low = Cast("float32", value), literal(most, "float32"), literal(-most, "float32")
     below = call("select", call("lt", value, low), low, value)
@@ -51,7 +51,7 @@ def _saturated(value: Scalar, dtype: str) -> Scalar:
 
 
 def _parameter(site: Site, value: Value, axes: tuple[Axis, ...]) -> Load:
-    """Return the read of a scale or zero point: of the whole tensor, of a channel, or of a block."""
+    """Return the load of a scale or zero point: of the whole tensor or of a channel."""
     shape = site.required(0).shape
     if value.elements == 1:
         return Load(tensor(value).name, (Index(),) * len(value.shape))
@@ -65,7 +65,7 @@ def _parameter(site: Site, value: Value, axes: tuple[Axis, ...]) -> Load:
 
 @lowers("QuantizeLinear")
 def quantize(site: Site) -> Lowered:
-    """Lower ``round(x / scale) + zero``, saturated; halves round to even."""
+    """Lower ``round(x / scale) + zero``, saturated, with ties to even."""
     x, scale, zero = site.required(0), site.required(1), site.input(2)
     require(x, ("float32", "float16", "bfloat16", "int32"), "QuantizeLinear")
     require(site.output, ("int8", "uint8", "int16"), "QuantizeLinear to")
@@ -74,13 +74,13 @@ def quantize(site: Site) -> Lowered:
     by = converted(_parameter(site, scale, axes), scale.dtype, computed(scale.dtype))
     known = site.constant(1)
     if known is None or not (known == 1).all():
-        read = Cast("float32", call("div", read, by))  # the half is one of float32
+        read = Cast("float32", call("div", read, by))  # ties are those of float32
     value = call("round", read)
     if zero is not None:
         value = call("add", value, converted(_parameter(site, zero, axes), zero.dtype, "float32"))
     limits = np.iinfo(site.output.dtype)
     low, high = literal(limits.min, "float32"), literal(limits.max, "float32")
-    # By a comparison: NaN, of which no integer is defined, becomes the least one.
+    # The comparison maps NaN, whose conversion is undefined, to the least integer.
     value = call("min", call("select", call("lt", low, value), value, low), high)
     return pointwise(site, axes, Cast(site.output.dtype, Cast("int32", value)), dtype="float32")
 

@@ -1,4 +1,4 @@
-"""Convolutions of any rank: groups, depthwise, strides, dilation, padding; of floats and of quantised integers."""
+"""Lowerings of convolutions of any rank, of floats and of quantised integers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roller.ops.windows import Correlation, correlation
 
 @lowers("Conv")
 def convolution(site: Site) -> Lowered:
-    """Lower a convolution to the form of :func:`roller.ops.conv2d`, or of its depthwise sibling; the bias ends it."""
+    """Lower a convolution to the form of :func:`roller.ops.conv2d` or its depthwise variant, ended by the bias."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     t, form = types_of(x, y), _form(site, x, w, y)
     image, weight = t.load(x.name, form.image, form.guard), t.load(w.name, form.weight)
@@ -30,7 +30,7 @@ def convolution(site: Site) -> Lowered:
 @lowers("ConvInteger")
 @lowers("ConvInteger", domain="roller")
 def integers(site: Site) -> Lowered:
-    """Lower a convolution of 8-bit integers less their zero points, in 32 bits; padding counts as the zero point."""
+    """Lower a convolution of 8-bit integers minus zero points, in 32 bits; padding equals the zero point."""
     x, w, y = site.required(0), site.required(1), site.output
     known, minus, held = site.constant(2), site.input(3), site.constant(1)
     form = _form(site, x, w, y)
@@ -53,7 +53,7 @@ def integers(site: Site) -> Lowered:
 
 
 def _centred_first(site: Site) -> Lowered:
-    """Return the convolution of the image less its zero point, where only run time tells what to pad with."""
+    """Return the convolution of the image minus its run-time zero point, which is also the padding."""
     steps, x, zero = Steps(site), site.required(0), site.required(2)
     wide = steps.add("Cast", (x,), x.shape, "int32", to=TensorProto.INT32)
     shift = steps.reshape(steps.add("Cast", (zero,), zero.shape, "int32", to=TensorProto.INT32), ())
@@ -64,7 +64,7 @@ def _centred_first(site: Site) -> Lowered:
 
 
 def _form(site: Site, x: Value, w: Value, y: Value) -> Correlation:
-    """Return axes and places of a convolution; where a group has one channel, the sum runs over the window alone."""
+    """Return axes and indices of a convolution; for groups of one channel only the window is reduced."""
     require_elements(site)
     groups = int(site.attribute("group", 1))
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
@@ -84,6 +84,6 @@ def _summed(
     form: Correlation, y: Value, t: Types, image: Scalar, weight: Scalar,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> Compute:  # fmt: skip
-    """Return the sums of products of an image and weights, both read where ``form`` says."""
+    """Return the sums of products of an image and weights, loaded by ``form``."""
     axes, store = (*form.points, *form.reduced), indices(form.points)
     return Compute(reduced(y, axes, store, Call("mul", (image, weight)), "sum", t, ending))

@@ -1,4 +1,4 @@
-"""Einstein sums of one or two tensors; more are multiplied one after another."""
+"""Lowerings of Einstein sums of one or two tensors; more are multiplied in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.ops.build import Types, indices, rows_of
 
 @lowers("Einsum")
 def einsum(site: Site) -> Lowered:
-    """Lower a sum of products: letters of the result are points, the others are summed."""
+    """Lower a sum of products: letters of the result are points, the others are reduced."""
     require_elements(site)
     operands = [site.required(i) for i in range(len(site.inputs))]
     y = site.output
@@ -32,7 +32,7 @@ def einsum(site: Site) -> Lowered:
 
 
 def _parsed(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Return letters per operand and of the result; what an ellipsis stands for has digits for letters."""
+    """Return letters per operand and of the result; dimensions of an ellipsis have digits as letters."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
@@ -69,7 +69,7 @@ def _name(letter: str) -> str:
 
 
 def _load(value: Value, term: str, t: Types, sizes: dict[str, int]) -> Scalar:
-    """Return an element by its letters; a dimension of one element is read at 0 wherever its letter stands."""
+    """Return an element by its letters; a dimension of one element is indexed by 0."""
     at = (axis_index(_name(c)) if n == sizes[c] else Index() for c, n in zip(term, value.shape, strict=True))
     return t.load(value.name, tuple(at))
 
@@ -77,7 +77,7 @@ def _load(value: Value, term: str, t: Types, sizes: dict[str, int]) -> Scalar:
 def _one_after_another(
     site: Site, operands: list[Value], terms: list[str], result: str, sizes: dict[str, int]
 ) -> Lowered:
-    """Return products of two operands at a time, from the left; letters nothing needs later are summed at once."""
+    """Return products of two operands at a time, from the left, each summed over letters that are not needed later."""
     floats_of(operands[0], site.output)
     steps = Steps(site)
     value, term = operands[0], terms[0]

@@ -1,4 +1,4 @@
-"""Elements chosen by indices: an access map where the indices are known and regular, else a call of the library."""
+"""Lowerings of indexing: an access map for constant regular indices, else a library call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.models.onnx.rewriting import Steps
 
 @lowers("Gather")
 def gather(site: Site) -> Lowered:
-    """Lower slices along an axis, by an access map where the constant indices are one regular sequence."""
+    """Lower slices along an axis, by an access map where the indices are constant and regular."""
     x, rank = site.required(0), len(site.required(0).shape)
     axis = axis_of(int(site.attribute("axis", 0)), rank)
     indices = site.constant(1)
@@ -32,7 +32,7 @@ def gather(site: Site) -> Lowered:
 
 
 def _regular(indices: np.ndarray, size: int) -> tuple[int, tuple[tuple[int, int, int], ...]] | None:
-    """Return indices as an access map, where they are one."""
+    """Return indices as an access map: start, and (coefficient, divisor, modulus) per dimension; otherwise ``None``."""
     values = np.where(indices < 0, indices + size, indices).astype(np.int64)
     if values.size == 0:
         return None
@@ -54,7 +54,7 @@ def _regular(indices: np.ndarray, size: int) -> tuple[int, tuple[tuple[int, int,
 
 
 def _term(line: np.ndarray) -> tuple[int, int, int] | None:
-    """Return coefficient, divisor and modulus of a sequence that begins with 0: steps, repeats, or periods."""
+    """Return coefficient, divisor and modulus of a sequence that starts at 0; ``None`` for irregular ones."""
     n = len(line)
     changes = np.flatnonzero(line)
     if not len(changes):
@@ -79,7 +79,7 @@ def gather_elements(site: Site) -> Lowered:
 
 @lowers("GatherND")
 def gather_nd(site: Site) -> Lowered:
-    """Lower slices chosen by tuples of indices."""
+    """Lower slices chosen by index tuples."""
     return Called("gather_nd", {"batch_dims": int(site.attribute("batch_dims", 0))})
 
 
@@ -105,7 +105,7 @@ def _reduction(site: Site) -> str:
 
 @lowers("TopK")
 def top_k(site: Site) -> Lowered:
-    """Lower the largest or smallest elements along an axis with their positions; equal ones in order."""
+    """Lower the largest or smallest elements along an axis with their positions, ties in order."""
     x, y = site.required(0), site.output
     axis = axis_of(int(site.attribute("axis", -1)), len(x.shape))
     return Called("top_k", {"axis": axis, "k": y.shape[axis], "largest": int(site.attribute("largest", 1))}, (x.name,))
@@ -113,7 +113,7 @@ def top_k(site: Site) -> Lowered:
 
 @lowers("ReverseSequence")
 def reverse_sequence(site: Site) -> Lowered:
-    """Lower sequences turned around, each as far as its own length."""
+    """Lower sequences reversed up to their own lengths."""
     return Called(
         "reverse_sequence",
         {"batch_axis": int(site.attribute("batch_axis", 1)), "time_axis": int(site.attribute("time_axis", 0))},
@@ -122,7 +122,7 @@ def reverse_sequence(site: Site) -> Lowered:
 
 @lowers("CumSum", "CumProd")
 def cumulative(site: Site) -> Lowered:
-    """Lower running sums or products."""
+    """Lower cumulative sums or products."""
     given = site.known(1, f"{site.node.op}'s axis")
     if given is None:
         raise Unsupported(f"{site.node.op} without an axis")
@@ -133,7 +133,7 @@ def cumulative(site: Site) -> Lowered:
 
 @lowers("Compress")
 def compress(site: Site) -> Lowered:
-    """Lower the slices a known condition keeps."""
+    """Lower the slices that a constant condition selects."""
     condition = site.known(1, "Compress's condition")
     if condition is None:
         raise Unsupported("Compress without a condition")

@@ -1,4 +1,4 @@
-"""Conditions: comparisons, logic, bits, choices."""
+"""Lowerings of comparisons, logic, bit operations and selection."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NUMBERS = (*FLOATS, *INTEGERS)
 
 
 def _condition(condition: Scalar) -> Scalar:
-    """Return a comparison as a value that a tensor stores."""
+    """Return a comparison as a value that a tensor can store."""
     return call("select", condition, TRUE, FALSE)
 
 
 @lowers("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 def comparison(site: Site) -> Lowered:
-    """Lower a comparison; the greater side comes second, and NaN compares false."""
+    """Lower a comparison, false for NaN."""
     op = site.node.op
     require(site.required(0), (*_NUMBERS, "bool") if op == "Equal" else _NUMBERS, op)
     axes, (a, b) = operands(site)
@@ -40,19 +40,19 @@ def comparison(site: Site) -> Lowered:
 
 @lowers("And", "Or", "Xor")
 def logic(site: Site) -> Lowered:
-    """Lower a connective of two conditions."""
+    """Lower a binary logical operation."""
     axes, (a, b) = operands(site)
     body = {
         "And": call("select", a, b, FALSE),
         "Or": call("select", a, TRUE, b),
-        "Xor": call("select", a, invert(b), b),  # LLVM's vectors of bits do not compare
+        "Xor": call("select", a, invert(b), b),  # LLVM cannot compare vectors of bits
     }[site.node.op]
     return pointwise(site, axes, body)
 
 
 @lowers("Not")
 def negation(site: Site) -> Lowered:
-    """Lower the opposite of a condition."""
+    """Lower the negation of a condition."""
     axes, (x,) = operands(site)
     return pointwise(site, axes, invert(x))
 
@@ -66,7 +66,7 @@ def where(site: Site) -> Lowered:
 
 @lowers("IsNaN")
 def is_nan(site: Site) -> Lowered:
-    """Lower the test for not a number."""
+    """Lower the test for NaN."""
     require(site.required(0), FLOATS, "IsNaN")
     axes, (x,) = operands(site)
     return pointwise(site, axes, _condition(call("isnan", x)))
@@ -88,7 +88,7 @@ def is_infinite(site: Site) -> Lowered:
 
 @lowers("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 def bits(site: Site) -> Lowered:
-    """Lower an operation on the bits of two integers."""
+    """Lower a bitwise operation on two integers."""
     require(site.output, INTEGERS, site.node.op)
     axes, (a, b) = operands(site)
     return pointwise(site, axes, call(f"bit{site.node.op[len('Bitwise') :].lower()}", a, b))
@@ -105,7 +105,7 @@ def complement(site: Site) -> Lowered:
 
 @lowers("BitShift")
 def shift(site: Site) -> Lowered:
-    """Lower a shift of unsigned integers; beyond all bits nothing is left."""
+    """Lower a shift of unsigned integers; a shift by all bits gives 0."""
     require(site.output, ("uint8",), "BitShift")
     direction = site.attribute("direction")
     if direction not in ("LEFT", "RIGHT"):

@@ -1,4 +1,4 @@
-"""Losses of classification: the input of each element's class, weighted and combined."""
+"""Lowerings of classification losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.ops.build import indices
 
 @lowers("NegativeLogLikelihoodLoss")
 def negative_log_likelihood(site: Site) -> Lowered:
-    """Lower a choice by comparison with every class: no index is data."""
+    """Lower a selection by comparison with every class, without data-dependent indices."""
     x, target = site.required(0), site.required(1)
     require(x, FLOATS, "NegativeLogLikelihoodLoss")
     reduction = _reduction(site)
@@ -48,7 +48,7 @@ def _reduction(site: Site) -> str:
 
 
 def _picked(site: Site, out: Tensor, acc: str, *, value: bool) -> Stage:
-    """Return the stage that takes, per element, the weighted loss of its class, or (not ``value``) the weight alone."""
+    """Return the stage of each element's weighted loss, or (not ``value``) of its weight."""
     x, target, w = site.required(0), site.required(1), site.input(2)
     axes = axes_of(target.shape)
     classes = Axis("class", x.shape[1], REDUCTION)
@@ -79,7 +79,7 @@ def _total(read: Tensor, out: Tensor, acc: str) -> Stage:
 
 @lowers("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(site: Site) -> Lowered:
-    """Lower to the logarithm of a softmax over the classes and the loss of that."""
+    """Lower to a log-softmax over the classes and the negative log-likelihood."""
     x = site.required(0)
     if len(x.shape) < 2:
         raise Unsupported(f"SoftmaxCrossEntropyLoss of scores of shape {list(x.shape)}")

@@ -1,4 +1,4 @@
-"""Matrix products: NumPy's broadcasting, Gemm, and integers less their zero points."""
+"""Lowerings of matrix products: broadcasting, Gemm, and integers minus zero points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.ops.rows import broadcast
 
 
 def _form(a: Value, b: Value, y: Value) -> tuple[tuple[Axis, ...], tuple[Index, ...], tuple[Index, ...]]:
-    """Return the axes of a product that makes ``y``, and where both operands are read."""
+    """Return the axes of a product that writes ``y``, and the indices of both operands."""
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     axes, at_a, at_b = matrix_product(a.shape, b.shape, tuple(Axis(f"b{d}", e) for d, e in enumerate(batch)))
     require_shape(y, [x.extent for x in axes[:-1]])
@@ -25,10 +25,10 @@ def _form(a: Value, b: Value, y: Value) -> tuple[tuple[Axis, ...], tuple[Index, 
 
 @lowers("MatMul")
 def product(site: Site) -> Lowered:
-    """Lower a product to the form of :func:`roller.ops.matmul`; broadcast batches are read at 0."""
+    """Lower a product to the form of :func:`roller.ops.matmul`; broadcast batches are indexed by 0."""
     a, b, y = site.required(0), site.required(1), site.output
     t = types_of(a, y)
-    if a.shape and a.shape[-1] == 0:  # a sum over nothing
+    if a.shape and a.shape[-1] == 0:  # an empty sum
         return Compute((elementwise(y, lambda at: t.const(0), t.acc),))
     require_elements(site)
     axes, at_a, at_b = _form(a, b, y)
@@ -39,7 +39,7 @@ def product(site: Site) -> Lowered:
 @lowers("MatMulInteger")
 @lowers("MatMulInteger", domain="roller")
 def integers(site: Site) -> Lowered:
-    """Lower a product of 8-bit integers less their zero points, in 32 bits."""
+    """Lower a product of 8-bit integers minus zero points, in 32 bits."""
     require_elements(site)
     a, b, y = site.required(0), site.required(1), site.output
     axes, at_a, at_b = _form(a, b, y)
@@ -68,14 +68,14 @@ def integers(site: Site) -> Lowered:
 
 @lowers("Gemm")
 def gemm(site: Site) -> Lowered:
-    """Lower ``alpha * A @ B + beta * C``: scaling and addition end the product."""
+    """Lower ``alpha * A @ B + beta * C``: a product ended by scaling and addition."""
     a, b, c, y = site.required(0), site.required(1), site.input(2), site.output
     t = types_of(a, y)
     alpha, beta = float(site.attribute("alpha", 1.0)), float(site.attribute("beta", 1.0))
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise Unsupported(f"expected two matrices, got shapes {a.shape} and {b.shape}")
     transposed = bool(site.attribute("transA", 0)), bool(site.attribute("transB", 0))
-    nothing = 0 in a.shape and 0 in b.shape and 0 not in y.shape  # a sum over nothing
+    nothing = 0 in a.shape and 0 in b.shape and 0 not in y.shape  # an empty sum
     if not nothing:
         require_elements(site)
     shape_a, shape_b = (tuple(e or 1 for e in v.shape) for v in (a, b))

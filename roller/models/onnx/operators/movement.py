@@ -1,4 +1,4 @@
-"""Movement: every output element is one input element, or a padding value."""
+"""Lowerings of movement: every output element is one input element, or a padding value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.ops.build import indices
 
 @lowers("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 def reshape(site: Site) -> Lowered:
-    """Lower what only changes the shape; the output's own shape is known already."""
+    """Lower a change of shape; the output's shape is static."""
     if site.required(0).elements != site.output.elements:
         raise Unsupported(f"shape {list(site.required(0).shape)} cannot become {list(site.output.shape)}")
     return Reshaped()
@@ -29,7 +29,7 @@ def transpose(site: Site) -> Lowered:
     shape = site.required(0).shape
     kept = [p for p in perm if shape[p] != 1]
     if kept == sorted(kept):
-        return Reshaped()  # only dimensions of one element move
+        return Reshaped()  # only dimensions of one element are moved
     return moved(site, lambda axes: [axis_index(axes[perm.index(d)].name) for d in range(rank)])
 
 
@@ -56,14 +56,14 @@ def tile(site: Site) -> Lowered:
 
 
 def _repeated(axis: Axis, period: int) -> Index:
-    """Return the index ``axis % period``, without a remainder where none is needed."""
+    """Return the index ``axis % period``, without a remainder where that is not needed."""
     if period == 1:
         return Index()
     return axis_index(axis.name) if axis.extent == period else Index((Term(axis.name, 1, 1, period),))
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """Return an axis counted from the front."""
+    """Return an axis as a non-negative number."""
     if not -rank <= axis < max(rank, 1):
         raise Unsupported(f"axis {axis} is none of a tensor with {rank} dimensions")
     return axis % rank if rank else 0
@@ -71,7 +71,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 @lowers("Concat")
 def concat(site: Site) -> Lowered:
-    """Lower tensors side by side."""
+    """Lower a concatenation of tensors."""
     axis = axis_of(int(site.attribute("axis", 1)), len(site.output.shape))
     if len(site.inputs) == 1:
         return Reshaped()
@@ -80,7 +80,7 @@ def concat(site: Site) -> Lowered:
 
 @lowers("Split")
 def split(site: Site) -> Lowered:
-    """Lower parts along an axis: one read each, from where the part begins."""
+    """Lower parts along an axis: one load each, offset by the start of the part."""
     x = site.required(0)
     axis = axis_of(int(site.attribute("axis", 0)), len(x.shape))
     if any(v is not None and not v.elements for v in site.outputs) and x.elements:
@@ -101,7 +101,7 @@ def split(site: Site) -> Lowered:
 
 
 def _slices(site: Site, axis: int) -> Rewritten:
-    """Return one Slice per part: those that are empty need no kernel."""
+    """Return one Slice per part, so that empty ones need no kernel."""
     steps, start = Steps(site), 0
     for value in site.outputs:
         if value is None:
@@ -115,7 +115,7 @@ def _slices(site: Site, axis: int) -> Rewritten:
 
 @lowers("Slice")
 def slice_(site: Site) -> Lowered:
-    """Lower a part with a step per axis; negative steps read backwards."""
+    """Lower a slice with a step per axis; negative steps read backwards."""
     x, y = site.required(0), site.output
     rank = len(x.shape)
     starts = _numbers(site, 1, "starts")
@@ -150,14 +150,14 @@ def slice_(site: Site) -> Lowered:
 
 
 def _backwards(start: int, end: int, step: int, size: int) -> range:
-    """Return the positions of a slice with a negative step, bounds clamped as ONNX does."""
+    """Return the positions of a slice with a negative step, with bounds clamped as in ONNX."""
     start = min(max(start + size if start < 0 else start, 0), size - 1)
     end = min(max(end + size if end < 0 else end, -1), size - 1)
     return range(start, end, step)
 
 
 def _numbers(site: Site, position: int, name: str) -> tuple[int, ...] | None:
-    """Return whole numbers given as an attribute (old versions) or as a constant input."""
+    """Return integers from an attribute (old versions) or a constant input."""
     given = site.attribute(name)
     if given is not None:
         return tuple(int(v) for v in np.ravel(given))

@@ -1,4 +1,4 @@
-"""Normalisations: by given statistics, or by those of a row, a channel, a group or a window of channels."""
+"""Lowerings of normalisations: by given statistics, or by those of a row, a channel, a group or nearby channels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from roller.ops.reduce import p_norm
 from roller.ops.rows import axes_over, broadcast
 from roller.ops.windows import place
 
-#: What turns a normalised value at a point into the result: scale and shift.
+#: Applies scale and shift to a normalised value at a point.
 Finish = Callable[[Scalar, tuple[Index, ...]], Scalar]
 
 
 def operand(t: Types, value: Value, at: tuple[Index, ...]) -> Scalar:
-    """Return an element of a parameter in the arithmetic dtype, whatever dtype it has itself."""
+    """Return an element of a parameter in the accumulation dtype."""
     load = Load(value.name, at)
     return load if value.dtype == t.acc else Cast(t.acc, load)
 
@@ -81,7 +81,7 @@ def _behind(site: Site, x: Value, default: int = -1) -> tuple[int, ...]:
 
 @lowers("LayerNormalization")
 def layer(site: Site) -> Lowered:
-    """Lower the normalisation of all dimensions from ``axis`` on."""
+    """Lower the normalisation over all dimensions from ``axis`` on."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.input(2), site.output
     t = floats_of(x, y)
@@ -91,7 +91,7 @@ def layer(site: Site) -> Lowered:
     value = Call("mul", (value, operand(t, scale, broadcast(scale.shape, rows.point, x.shape))))
     if shift is not None:
         value = Call("add", (value, operand(t, shift, broadcast(shift.shape, rows.point, x.shape))))
-    # Statistics, where they are wanted too, keep the dimensions they are of.
+    # Statistics that are outputs keep the reduced dimensions.
     kept = replace(rows, keepdims=True)
     wanted = zip(site.outputs[1:], (mean, factor), strict=False)
     more = (kept.per_row(tensor(out), of) for out, of in wanted if out is not None)
@@ -126,7 +126,7 @@ def instance(site: Site) -> Lowered:
 
 @lowers("GroupNormalization")
 def group(site: Site) -> Lowered:
-    """Lower the normalisation of groups of channels to one of rows ``(n, groups, channels and points of a group)``."""
+    """Lower the normalisation of channel groups to one of rows ``(n, groups, channels and points of a group)``."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     groups = int(site.attribute("num_groups", 0))
@@ -144,7 +144,7 @@ def group(site: Site) -> Lowered:
 
 @lowers("GroupsAsRows", domain="roller")
 def groups_as_rows(site: Site) -> Lowered:
-    """Lower the normalisation of rows whose parameters belong to groups, or to channels of ``points`` elements."""
+    """Lower the normalisation of rows with parameters per group, or per channel of ``points`` elements."""
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     t = floats_of(x, y)
     points = int(site.attribute("points"))
@@ -167,14 +167,14 @@ def mean_variance(site: Site) -> Lowered:
     t = floats_of(x, y)
     rows = rows_over(x, y, t, normal_axes(site.attribute("axes", (0, 2, 3)), len(x.shape)))
     stages, mean, variance = moments(rows)
-    # The definition adds its epsilon to the deviation, not to the variance.
+    # ONNX's definition adds epsilon to the standard deviation, not to the variance.
     deviation = Call("add", (Call("sqrt", (variance,)), t.const(1e-9)))
     return Compute((*stages, rows.pointwise(tensor(y), Call("div", (Call("sub", (rows.here, mean)), deviation)))))
 
 
 @lowers("LpNormalization")
 def unit(site: Site) -> Lowered:
-    """Lower the division by the p-norm along ``axis``; a row of zeros stays one."""
+    """Lower the division by the p-norm along ``axis``; a row of zeros stays zero."""
     require_elements(site)
     x, y = site.required(0), site.output
     t = floats_of(x, y)
@@ -188,7 +188,7 @@ def unit(site: Site) -> Lowered:
 
 @lowers("LRN")
 def local_response(site: Site) -> Lowered:
-    """Lower the division by a power of the mean square over neighbouring channels: a windowed sum and its ending."""
+    """Lower the division by a power of the mean square over neighbouring channels, a windowed sum with an ending."""
     require_elements(site)
     x, y = site.required(0), site.output
     t = floats_of(x, y)
@@ -208,7 +208,7 @@ def local_response(site: Site) -> Lowered:
 
 
 def _negative_power(base: Scalar, exponent: float, t: Types) -> Scalar:
-    """Return ``base ** -exponent`` of a positive base; quarters by roots, which cost a fraction of a power."""
+    """Return ``base ** -exponent`` of a positive base; 0.5 and 0.75 by roots, which are cheaper than a power."""
     root = Call("rsqrt", (base,))
     if exponent == 0.5:
         return root

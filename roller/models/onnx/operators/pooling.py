@@ -1,4 +1,4 @@
-"""Pooling over windows and over whole images."""
+"""Lowerings of pooling over windows and over whole images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from roller.ops.windows import Windows
 
 
 def _windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:
-    """Return input, output, windows, the axes of the result and where a point of a window is read."""
+    """Return input, output, windows, the axes of the result, and the index of a window's point."""
     require_elements(site)
     x, y = site.required(0), site.output
     kernel = tuple(int(k) for k in site.attribute("kernel_shape", ()))
@@ -41,7 +41,7 @@ def _windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple
 
 @lowers("MaxPool")
 def maximum(site: Site) -> Lowered:
-    """Lower a maximum over windows; positions, where wanted, are the smallest that attain it."""
+    """Lower a maximum over windows; position outputs are the first that attain it."""
     x, y, windows, axes, at = _windows(site)
     t = types_of(x, y)
     element = t.load(x.name, at, windows.guard, t.lowest(-1))
@@ -54,16 +54,14 @@ def maximum(site: Site) -> Lowered:
 def _positions(
     site: Site, x: Value, y: Value, windows: Windows, axes: tuple[Axis, ...], at: tuple[Index, ...], t: Types
 ) -> tuple[Stage, ...]:
-    """Return the stages of ``Indices``: the first point of a window with the maximum, as its place in the tensor.
-
-    Of windows with NaN it is the last of those, as PyTorch has it: their places count down, below all others.
-    """
+    """Return the stages of ``Indices``: the flat position of a window's first maximum."""
     out = site.outputs[1]
     assert out is not None
-    # The window's first point that attains the maximum, by its place in row-major order, which grows along the window.
+    # The least row-major position that attains the maximum. In windows with NaN, the last NaN counts, as in PyTorch:
+    # its positions are negated, below all others.
     element = t.load(x.name, at, windows.guard, t.lowest(-1))
     largest: Scalar = t.cast(Load(y.name, indices(axes)))
-    # Padding is never a position, even where all elements are the lowest value there is.
+    # Padding is never a position, even where all elements have the lowest value.
     inside = [Call("le", (literal(0, "int64"), IndexValue(b.index, "int64"))) for b in windows.guard]
     inside += [Call("lt", (IndexValue(b.index, "int64"), literal(b.high, "int64"))) for b in windows.guard]
     none = literal(np.iinfo(np.int64).max, "int64")
@@ -103,7 +101,7 @@ def _positions(
 
 
 def _flat(at: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
-    """Return the place of an element in its tensor."""
+    """Return the flat index of an element in its tensor."""
     terms: list[Term] = []
     const, pitch = 0, 1
     for index, size in zip(reversed(at), reversed(shape), strict=True):
@@ -115,7 +113,7 @@ def _flat(at: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
 
 @lowers("AveragePool")
 def average(site: Site) -> Lowered:
-    """Lower an average over windows: a sum, and a multiplication by one over the elements that count."""
+    """Lower an average over windows: a sum times the reciprocal of the number of counted elements."""
     x, y, windows, axes, at = _windows(site)
     t = floats_of(x, y)
     element = t.load(x.name, at, windows.guard)
@@ -141,7 +139,7 @@ def average(site: Site) -> Lowered:
 
 
 def _counts(windows: Windows, with_padding: bool) -> list[np.ndarray]:
-    """Return how many points of each window count along each dimension; what hangs over the padding never does."""
+    """Return the counted points of each window along each dimension, without those beyond the padding."""
     out = []
     for n, kernel, axis, (before, after), stride, dilation in zip(
         windows.size, windows.kernels, windows.outs, windows.pads, windows.strides, windows.dilations, strict=True

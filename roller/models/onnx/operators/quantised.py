@@ -1,4 +1,4 @@
-"""Products of quantised tensors: integers less their zero points, scaled and rounded once at the end."""
+"""Lowerings of quantised products: integers minus zero points, scaled and rounded once at the end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def convolution(site: Site) -> Lowered:
 
 
 def _rounded(steps: Steps, site: Site, total: Value, scale: Value, position: int) -> Lowered:
-    """Append the scale of a sum and its rounding; the output's scale and zero point stand at ``position``."""
+    """Append the scale of a sum and its rounding; the output's scale and zero point are at ``position``."""
     y = site.output
     y_scale, y_zero = site.required(position), site.required(position + 1)
     real = steps.add("Cast", (total,), y.shape, "float32", to=TensorProto.FLOAT)

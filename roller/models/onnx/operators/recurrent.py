@@ -1,8 +1,7 @@
-"""LSTM, GRU and simple recurrent layers, unrolled: one product for the inputs of all steps, then cells.
+"""Lowerings of LSTM, GRU and simple recurrent layers, unrolled: one product for all inputs, then cells.
 
-The inputs' projections of a direction are one matrix product. Each step then is the product of the state with the
-recurrent weights, and one element-wise kernel with all new states (:mod:`roller.models.onnx.operators.cells`). The
-kernels of all steps are the same; steps read and write parts of the whole tensors in place.
+The input projections of a direction are one matrix product. Each step is a product of the state with the recurrent
+weights, and one element-wise kernel for all new states (:mod:`roller.models.onnx.operators.cells`), in place.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from roller.models.onnx.lowering import Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.cells import ACTIVATIONS
 from roller.models.onnx.rewriting import Steps
 
-#: Steps of a sequence at most: each is a few steps of a plan.
+#: Most steps of a sequence, each of which becomes a few steps of the plan.
 _MOST_STEPS = 4096
 
-#: Gates, and default activations, of a layer.
+#: Number of gates and default activations of a layer.
 _KINDS = {"LSTM": (4, ("sigmoid", "tanh", "tanh")), "GRU": (3, ("sigmoid", "tanh")), "RNN": (1, ("tanh",))}
 
 
 @dataclass
 class _Layer:
-    """A layer while it is rewritten."""
+    """A recurrent layer during rewriting."""
 
     site: Site
     steps: Steps
@@ -44,14 +43,14 @@ class _Layer:
         return self.site.required(0).dtype
 
     def of_direction(self, position: int, d: int, shape: tuple[int, ...]) -> Value | None:
-        """Return the part of an input that belongs to a direction, ``None`` where the input is absent."""
+        """Return the part of an input for one direction, ``None`` if the input is absent."""
         value = self.site.input(position)
         if value is None:
             return None
         return self.steps.part(value, d * int(np.prod(shape)), shape)
 
     def clock(self, t: int) -> Value | None:
-        """Return the number of a step as data, where sequences end at different steps."""
+        """Return the number of a step as data, where sequences have different lengths."""
         if self.lengths is None:
             return None
         if t not in self.clocks:
@@ -59,7 +58,7 @@ class _Layer:
         return self.clocks[t]
 
     def results(self, states: int) -> tuple[list[Value], Value | None]:
-        """Return new values for the states of a step, and for what it shows where that is another thing."""
+        """Return new values for the states of a step, and for its output where that differs."""
         shape = (self.batch, self.hidden)
         made = [self.steps.value(shape, self.dtype) for _ in range(states)]
         return made, self.steps.value(shape, self.dtype) if self.lengths is not None else None
@@ -105,14 +104,14 @@ def _layer_of(site: Site) -> _Layer:
 
 
 def _activations(site: Site, d: int) -> dict[str, Any]:
-    """Return names and parameters of a direction's activations, and the clip, as attributes of cells."""
+    """Return a direction's activations, their parameters and the clip, as attributes of cells."""
     _, default = _KINDS[site.node.op]
     names = [str(a).lower() for a in site.attribute("activations", ())] or list(default) * 2
     if len(names) < (d + 1) * len(default) or any(n not in ACTIVATIONS for n in names):
         raise Unsupported(f"activations {names} are not known")
     given = {k: list(site.attribute(f"activation_{k}", ())) for k in ("alpha", "beta")}
     alphas, betas = [], []
-    for name in names:  # parameters are listed for those that take some
+    for name in names:  # parameters are listed only for activations that have some
         _, alpha, beta = ACTIVATIONS[name]
         alphas.append(float(given["alpha"].pop(0) if alpha is not None and given["alpha"] else alpha or 0.0))
         betas.append(float(given["beta"].pop(0) if beta is not None and given["beta"] else beta or 0.0))
@@ -122,7 +121,7 @@ def _activations(site: Site, d: int) -> dict[str, Any]:
 
 
 def _direction(layer: _Layer, rows: Value, d: int, order: range, shown: dict[tuple[int, int], Value]) -> list[Value]:
-    """Append the steps of one direction and return its last states; what each step shows joins ``shown``."""
+    """Append the steps of one direction and return its last states; enter the output of each step in ``shown``."""
     steps, site, h, g = layer.steps, layer.site, layer.hidden, layer.gates
     weights = layer.of_direction(1, d, (g * h, rows.shape[1]))
     recurrent_weights = layer.of_direction(2, d, (g * h, h))
@@ -145,7 +144,7 @@ def _direction(layer: _Layer, rows: Value, d: int, order: range, shown: dict[tup
 
 
 def _biases(layer: _Layer, d: int) -> tuple[Value | None, Value | None]:
-    """Return the bias of the projections, and that of a GRU's inner product where its reset follows it."""
+    """Return the bias of the projections, and a GRU's inner bias with ``linear_before_reset``."""
     steps, size = layer.steps, layer.gates * layer.hidden
     both = layer.of_direction(3, d, (2 * size,))
     if both is None:
@@ -161,7 +160,7 @@ def _biases(layer: _Layer, d: int) -> tuple[Value | None, Value | None]:
 
 
 def _combined(steps: Steps, op: str, a: Value, b: Value) -> Value:
-    """Return the sum or product of two vectors, at once where both are constant."""
+    """Return the sum or product of two vectors, folded if both are constant."""
     left, right = steps.constants.get(a.name), steps.constants.get(b.name)
     if left is not None and right is not None:
         return steps.constant(left + right if op == "Add" else left * right)
@@ -184,7 +183,7 @@ def _initial(layer: _Layer, position: int, d: int) -> Value:
 def _step(
     layer: _Layer, now: Value, weights: Value, states: list[Value], d: int, t: int, attributes: dict[str, Any]
 ) -> tuple[list[Value], Value | None]:
-    """Append a step of an LSTM or a simple layer; return its states and what it shows."""
+    """Append a step of an LSTM or a simple layer; return its states and output."""
     total = layer.steps.add("Gemm", (states[0], weights, now), now.shape, transB=1)
     made, seen = layer.results(len(states))
     more: tuple[Value | None, ...] = ()
@@ -201,7 +200,7 @@ def _gru_step(
     layer: _Layer, now: Value, weights: Value, inner: Value | None, states: list[Value], t: int,
     attributes: dict[str, Any],
 ) -> tuple[list[Value], Value | None]:  # fmt: skip
-    """Append a step of a GRU; return its state and what it shows."""
+    """Append a step of a GRU; return its state and output."""
     steps, h, (state,) = layer.steps, layer.hidden, states
     made, seen = layer.results(1)
     clock = (layer.lengths, layer.clock(t))
@@ -219,7 +218,7 @@ def _gru_step(
 
 
 def _finish(layer: _Layer, shown: dict[tuple[int, int], Value], last: list[list[Value]], lead: bool) -> None:
-    """Append what makes the outputs of what the steps showed and left."""
+    """Append the concatenation of outputs and last states to the layer's outputs."""
     steps, d, b, h = layer.steps, layer.directions, layer.batch, layer.hidden
     outputs = (*layer.site.outputs, None, None)
     if outputs[0] is not None:
@@ -241,7 +240,7 @@ def _finish(layer: _Layer, shown: dict[tuple[int, int], Value], last: list[list[
 
 
 def _beside(steps: Steps, values: list[Value]) -> Value:
-    """Return values one below the other."""
+    """Return values concatenated along the first dimension."""
     if len(values) == 1:
         return values[0]
     rows = sum(v.shape[0] for v in values)

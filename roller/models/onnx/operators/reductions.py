@@ -1,4 +1,4 @@
-"""Reductions over any dimensions, and positions of extremes."""
+"""Lowerings of reductions over any dimensions, and of positions of extremes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from roller.ops.build import Types
 from roller.ops.reduce import COMBINERS, extreme_and_position, parts_of
 from roller.ops.rows import Rows
 
-#: Kind of :func:`roller.ops.reduce.parts_of`.
+#: Kinds for :func:`roller.ops.reduce.parts_of`.
 _KINDS = {
     "ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod",
     "ReduceL1": "l1", "ReduceL2": "l2", "ReduceLogSum": "log_sum", "ReduceSumSquare": "sum_square",
 }  # fmt: skip
-#: Reductions of whole numbers that are whole numbers.
+#: Reductions of integers whose results are integers.
 _WHOLE = ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare")
 
 
 def axes_given(site: Site) -> tuple[int, ...] | None:
-    """Return the dimensions to reduce, by attribute or constant input; ``None`` where none is named."""
+    """Return the dimensions to reduce, from an attribute or a constant input; ``None`` if none is named."""
     rank = len(site.required(0).shape)
     given = site.attribute("axes")
     if given is None:
@@ -38,7 +38,7 @@ def axes_given(site: Site) -> tuple[int, ...] | None:
 
 
 def _rows(site: Site, reduced: tuple[int, ...], t: Types) -> Rows:
-    """Return the rows a site reduces, by whose points its output is written."""
+    """Return the rows that a site reduces."""
     rows = rows_over(site.required(0), site.output, t, reduced, keepdims=bool(site.attribute("keepdims", 1)))
     if rows.shape != site.output.shape:
         raise Unsupported(f"the declared result has shape {site.output.shape}, its axes {list(reduced)} make another")
@@ -47,7 +47,7 @@ def _rows(site: Site, reduced: tuple[int, ...], t: Types) -> Rows:
 
 @lowers(*_KINDS, "ReduceLogSumExp")
 def reduction(site: Site) -> Lowered:
-    """Lower a reduction: what it sums of an element, how, and what it makes of the sum."""
+    """Lower a reduction over dimensions."""
     x, y, op = site.required(0), site.output, site.node.op
     named = axes_given(site)
     if named is None and site.attribute("noop_with_empty_axes", 0):
@@ -82,7 +82,7 @@ def _of_booleans(site: Site, reduced: tuple[int, ...] | None) -> Lowered:
 
 
 def _of_nothing(op: str, y: Value, t: Types) -> Lowered:
-    """Return the reduction of no elements: the neutral value, as its ending makes it."""
+    """Return the reduction of no elements: the neutral value after its ending."""
     neutral = {"ReduceProd": 1.0, "ReduceMax": -math.inf, "ReduceMin": math.inf, "ReduceMean": math.nan,
                "ReduceLogSum": -math.inf, "ReduceLogSumExp": -math.inf}.get(op, 0.0)  # fmt: skip
     if "float" not in y.dtype and not math.isfinite(neutral):
@@ -91,7 +91,7 @@ def _of_nothing(op: str, y: Value, t: Types) -> Lowered:
 
 
 def _of_points(op: str, x: Value, y: Value, t: Types) -> Lowered:
-    """Return the reduction over no dimension: every element alone."""
+    """Return the reduction over no dimension: each element separately."""
 
     def alone(at: tuple[Index, ...]) -> Scalar:
         body, ending = parts_of(_KINDS[op], t.load(x.name, at), 1, t)
@@ -107,7 +107,7 @@ def _log_sum_exp(site: Site, reduced: tuple[int, ...], t: Types) -> Lowered:
     if not reduced:
         return Reshaped()
     largest = rows.reduction("max", rows.element, "max")
-    # A row of infinities keeps them: nothing is subtracted there, where inf - inf would be no number.
+    # No subtraction for an infinite maximum, because inf - inf is NaN.
     finite = Call("lt", (Call("abs", (rows.of(largest),)), t.const(math.inf)))
     shift = Call("select", (finite, rows.of(largest), t.const(0)))
     total = rows.reduction("sum", Call("exp", (Call("sub", (rows.element, shift)),)))

@@ -1,4 +1,4 @@
-"""Resize and Upsample: positions for nearest neighbours, bands or matrices of weights for linear and cubic kernels."""
+"""Lowerings of Resize and Upsample: positions for nearest neighbours, weight bands or matrices for other kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _text(site: Site, name: str, default: str) -> str:
 
 @lowers("Upsample")
 def upsample(site: Site) -> Lowered:
-    """Lower the operator before Resize: floor of ``x / scale``, and linear by the same coordinates."""
+    """Lower the predecessor of Resize: floor of ``x / scale``, and linear at the same coordinates."""
     given = site.attribute("scales")
     scales = site.known(1, "Upsample's scales") if given is None else np.asarray(given)
     return _resized(site, scales, None, "asymmetric", "simple")
@@ -76,7 +76,7 @@ def _resized(
 def _samplings(
     site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, coordinates: str
 ) -> dict[int, Sampling]:
-    """Return how every axis is resampled that is."""
+    """Return the sampling of every resampled axis."""
     x, y = site.required(0), site.output
     rank = len(x.shape)
     if (scales is None or not scales.size) == (sizes is None or not sizes.size):
@@ -99,7 +99,7 @@ def _samplings(
 
 
 def _factors(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, axes: list[int]) -> list[Fraction]:
-    """Return the scale of every axis of ``axes``, exact."""
+    """Return the exact scale of every axis of ``axes``."""
     x = site.required(0)
     if scales is not None and scales.size:
         return [simplest(s) for s in np.ravel(scales)]
@@ -113,18 +113,13 @@ def _factors(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, ax
 
 
 def _held(factor: Fraction, source: int, target: int) -> Fraction:
-    """Return the ratio of the sizes where float32 cannot tell it from the factor."""
+    """Return the ratio of the sizes where it equals the factor in float32."""
     ratio = Fraction(target, source) if source else factor
     return ratio if np.float32(float(ratio)) == np.float32(float(factor)) else factor
 
 
 def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lowered:
-    """Return one small product per resampled axis, the last of them first; weights are tables.
-
-    Where an access map can say where the weights of a target lie, only that band is summed, else the whole source.
-    Products of few terms are nodes of their own: a kernel of several axes would compute rows of the first one again for
-    each row of the next, or as many stages in turn.
-    """
+    """Return one small product with a weight table per resampled axis, the last axis first."""
     if offset:
         return _extrapolated(site, tables, offset)
     steps = Steps(site)
@@ -133,6 +128,8 @@ def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lower
     shape = list(x.shape)
     order = sorted(tables, reverse=True)
     for d in order:
+        # Each product is a node: a kernel of several axes would recompute rows of the first axis for each row of the
+        # next one, or run as many stages in turn.
         amounts, at = _taps(tables[d])
         shape[d] = amounts.shape[0]
         weight = steps.constant(amounts.astype(numpy_dtype(acc)))
@@ -142,7 +139,7 @@ def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lower
 
 
 def _taps(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-    """Return the weights of every target, and where in the source they begin; nothing is said of the whole source."""
+    """Return the weights of every target, and the parameters of their band; no parameters for the whole source."""
     narrow = band(table)
     if narrow is None:
         return table, {}
@@ -151,7 +148,7 @@ def _taps(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
 
 @lowers("Weighted", domain="roller")
 def weighted(site: Site) -> Lowered:
-    """Lower sums of few neighbours along one axis: weights times positions ``step * (y // period) + offset + k``."""
+    """Lower sums of a few neighbours along one axis, at positions ``step * (y // period) + offset + k``."""
     x, weight, y = tensor(site.required(0)), tensor(site.required(1)), tensor(site.output)
     axes, d = axes_of(y.shape), int(site.attribute("axis"))
     k = Axis("k", weight.shape[1], REDUCTION)
@@ -162,7 +159,7 @@ def weighted(site: Site) -> Lowered:
 
 
 def _source(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, period: int, offset: int) -> Load:
-    """Return the element of dimension ``d`` that tap ``k`` of a target takes; of the whole source with a step of 0."""
+    """Return the element of dimension ``d`` for tap ``k`` of a target; with a step of 0 of the whole source."""
     index, at = list(indices(axes)), axis_index(k.name)
     if step:
         at = Index((Term(axes[d].name, step, period), Term(k.name)), offset)
@@ -173,7 +170,7 @@ def _source(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, pe
 
 
 def _extrapolated(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compute:
-    """Return the products beside an extrapolation value, which all is measured from: outside a table is zero."""
+    """Return the products relative to an extrapolation value, which results where a table is zero."""
     x, y = tensor(site.required(0)), tensor(site.output)
     acc = computed(x.dtype)
     stages, constants, shape = [], {}, list(x.shape)
@@ -183,7 +180,7 @@ def _extrapolated(site: Site, tables: dict[int, np.ndarray], offset: float) -> C
         constants[table.name] = tables[d].astype(numpy_dtype(acc))
         shape[d] = tables[d].shape[0]
         out = Tensor(f"{y.name}/along{d}", tuple(shape), acc)
-        # Names of each stage's own: its extents are not those of the one before.
+        # Unique axis names per stage, because extents differ between stages.
         axes = tuple(Axis(f"s{number}.{a.name}", a.extent) for a in axes_of(shape))
         k = Axis(f"k{d}", tables[d].shape[1], REDUCTION)
         value = converted(_source(read, axes, d, k, 0, 1, 0), read.dtype, acc)

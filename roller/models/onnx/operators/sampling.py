@@ -1,4 +1,4 @@
-"""Places that are data, and what else the array library computes."""
+"""Lowerings to library calls: sampling at data-dependent positions, and others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.models.onnx.operators.movement import axis_of
 
 
 def _text(site: Site, name: str, choices: dict[str, str], default: str) -> str:
-    """Return what an attribute says, one of ``choices`` (their spellings in older versions mapped to one)."""
+    """Return the validated value of an attribute, mapped by ``choices``."""
     value = str(site.attribute(name, default))
     if value not in choices:
         raise Unsupported(f"{site.node.op} {name}='{value}' is none of {', '.join(choices)}")
@@ -23,7 +23,7 @@ def _text(site: Site, name: str, choices: dict[str, str], default: str) -> str:
 
 @lowers("GridSample")
 def grid_sample(site: Site) -> Lowered:
-    """Lower sampling at places of a grid."""
+    """Lower sampling at the positions of a grid."""
     require(site.required(0), FLOATS, "GridSample")
     modes = {"linear": "linear", "bilinear": "linear", "nearest": "nearest", "cubic": "cubic", "bicubic": "cubic"}
     paddings = {n: n for n in ("zeros", "border", "reflection")}
@@ -62,7 +62,7 @@ def col2im(site: Site) -> Lowered:
 
 @lowers("MaxUnpool")
 def max_unpool(site: Site) -> Lowered:
-    """Lower values put back to where their maximum was."""
+    """Lower values written to the positions of their maxima."""
     x, y = site.required(0), site.output
     kernel = tuple(site.attribute("kernel_shape"))
     rank = len(kernel)
@@ -93,14 +93,14 @@ def tensor_scatter(site: Site) -> Lowered:
 
 @lowers("Det")
 def determinant(site: Site) -> Lowered:
-    """Lower determinants."""
+    """Lower determinants of matrices."""
     require(site.required(0), ("float32", "float64"), "Det")
     return Called("determinant")
 
 
 @lowers("BitCast")
 def bit_cast(site: Site) -> Lowered:
-    """Lower bits read as another dtype of the same width."""
+    """Lower bits reinterpreted as another dtype of the same width."""
     x, y = site.required(0), site.output
     if x.dtype == y.dtype:
         return Reshaped()

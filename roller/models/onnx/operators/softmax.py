@@ -1,4 +1,4 @@
-"""Softmax and its relatives, in numerically stable form."""
+"""Lowerings of softmax and related functions, in numerically stable form."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from roller.models.onnx.rewriting import Steps
 from roller.ops.reduce import extreme_and_position
 from roller.ops.softmax import softmax_stages
 
-#: From this version on they run along one dimension; before, along all from ``axis`` on.
+#: Version from which these operators run along one dimension instead of all from ``axis`` on.
 _ONE_DIMENSION = 13
 
 
 def _reduced(site: Site, x: Value) -> tuple[int, ...]:
-    """Return the dimensions that sum to one, at least one; those of one element beside others are left out."""
+    """Return the dimensions that sum to one, without dimensions of one element if others are left."""
     require_elements(site)
     rank = len(x.shape)
     flattens = site.node.version < _ONE_DIMENSION
@@ -36,7 +36,7 @@ def softmax(site: Site) -> Lowered:
 
 @lowers("Hardmax")
 def hardmax(site: Site) -> Lowered:
-    """Lower to the position of the first maximum, and one where a point stands there."""
+    """Lower to the position of the first maximum, and one at that position."""
     x, y = site.required(0), site.output
     t = floats_of(x, y)
     reduced = _reduced(site, x)

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms as products with tables of cosines and sines."""
+"""Lowerings of discrete Fourier transforms, as products with tables of cosines and sines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from roller.models.onnx.lowering import Compute, Lowered, Site, Unsupported, low
 from roller.models.onnx.operators.movement import axis_of
 from roller.ops.build import indices
 
-#: Elements of a table; longer transforms are refused, since a product with a table costs their square.
+#: Most elements of a table; longer transforms are refused, because a product with a table has quadratic cost.
 _MOST_TABLE = 1 << 24
 
 
 def _table(bins: int, length: int, taken: int, parts: int, inverse: bool) -> np.ndarray:
-    """Return what sample n, part c adds to part o of bin k, float64 ``(bins, taken, parts, 2)``."""
+    """Return the factor of sample n, part c in part o of bin k, float64 ``(bins, taken, parts, 2)``."""
     if bins * taken * parts * 2 > _MOST_TABLE:
         raise Unsupported(f"a transform of {length} samples: longer than tables are made for")
     turn = 2 * np.pi * np.outer(np.arange(bins), np.arange(taken)) % (2 * np.pi * length) / length

@@ -1,1 +1,1 @@
-"""Models that say their quantisation (QDQ, QLinear operators) as arithmetic on the integers they store."""
+"""Quantised models (QDQ, QLinear operators) as arithmetic on the stored integers."""

@@ -1,9 +1,8 @@
-"""Products whose first operand is quantised as it comes: sums of integers that end in their kernel.
+"""Integer products with a dynamically quantised first operand, as sums whose float32 conversion ends their kernel.
 
-``MatMulInteger`` and ``ConvInteger`` with constant weights, converted to float32 by what alone reads them, become
-roller's own of float32: no sum leaves 32 bits, so that the conversion and what follows it may end the kernel. An image
-whose zero point is computed is padded before it is quantised, where the padding is 0. The factor of a whole tensor and
-those of columns are applied one after the other instead of being multiplied first, by a kernel of their own.
+``MatMulInteger`` and ``ConvInteger`` with constant weights that a Cast to float32 reads become roller's own float32
+operators where sums fit 32 bits. Padding with a computed zero point moves before the quantisation, where it is 0.
+Tensor and column factors are applied in turn, without a kernel for their product.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from roller.models.onnx.draft import Draft
 from roller.models.onnx.integers import centred, fits
 
 _VERSION = 21
-#: ``TensorProto.FLOAT`` of the ONNX specification; graphs are rewritten where that package is not installed, too.
+#: ``TensorProto.FLOAT`` of the ONNX specification, since rewriting must not require the onnx package.
 _FLOAT32 = 1
-#: Operators and the dimension of their weights that columns lie along.
+#: Operators, and the dimension of columns in their weights.
 SUMS: Mapping[str, int] = {"MatMulInteger": 1, "ConvInteger": 0}
 
 
 def to_float_sums(draft: Draft) -> bool:
-    """Rewrite a graph in place; return whether anything changed."""
+    """Rewrite a graph in place; return whether it changed."""
     if not any(n.op in SUMS and not n.domain for n in draft.nodes):
         return False
     work = _Rewriting(draft)
@@ -39,7 +38,7 @@ def to_float_sums(draft: Draft) -> bool:
 
 @dataclass
 class _Rewriting:
-    """The nodes written so far."""
+    """The rewritten nodes so far."""
 
     draft: Draft
     nodes: list[Node] = field(default_factory=list)
@@ -53,7 +52,7 @@ class _Rewriting:
                 self.readers.setdefault(name, []).append(node)
 
     def take(self, node: Node) -> None:
-        """Write what a node becomes."""
+        """Append what a node is rewritten to."""
         if node.domain or node.op not in SUMS:
             self.nodes.append(self._apart(node) or node)
             return
@@ -72,7 +71,7 @@ class _Rewriting:
         return readers[0] if len(readers) == 1 and name not in self.draft.outputs else None
 
     def _sum(self, node: Node) -> tuple[list[Node], Node] | None:
-        """Return a sum of plain products and the nodes it needs before it; ``None`` where it is none."""
+        """Return a sum of plain products with preceding nodes; ``None`` for other sums."""
         held, minus, axis = self.draft.known(node, 1), self.draft.known(node, 3), SUMS[node.op]
         if held is None or (minus is None and self.draft.given(node, 3)) or (axis == 1 and held.ndim != 2):
             return None
@@ -87,7 +86,7 @@ class _Rewriting:
         return self._padded_first(node, zero)
 
     def _padded_first(self, node: Node, zero: str) -> tuple[list[Node], Node] | None:
-        """Return a convolution without padding of an image that is padded before it is quantised."""
+        """Return a convolution without padding of an image that is padded before quantisation."""
         draft, told = self.draft, node.attributes
         pads = tuple(told.get("pads", ()) or ())
         if (told.get("auto_pad") or "NOTSET") not in ("NOTSET", "VALID"):
@@ -114,7 +113,7 @@ class _Rewriting:
         return before, replace(node, inputs=(stored, *node.inputs[1:]), attributes=attributes)
 
     def _apart(self, node: Node) -> Node | None:
-        """Return the second of two products with factors, where a node multiplies a sum by a product of them."""
+        """Return the second of two products where a node multiplies a sum by a product of factors."""
         if node.domain or node.op != "Mul":
             return None
         for k in (0, 1):

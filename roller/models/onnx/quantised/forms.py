@@ -1,4 +1,4 @@
-"""What a float value stands for where it is a dequantised one: integers, a scale, a zero point."""
+"""Integer representation of dequantised values: stored integers, scale, zero point."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 from roller.models.graph.nodes import Node
 from roller.models.onnx.draft import Draft
 
-#: Scales between these are as good as any: products of a few of them are normal numbers of float32.
+#: Range of supported scales: products of a few of them are normal float32 numbers.
 _LEAST_SCALE, _MOST_SCALE = 1e-20, 1e20
-#: Bits of the integers that products, movement and requantisation take.
+#: Dtypes of integers in products, movement and requantisation.
 BYTES = ("int8", "uint8")
 
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """``real = (integer - zero) * scale``.
+    """Quantisation parameters: ``real = (integer - zero) * scale``.
 
     Parameters
     ----------
     scale
-        Float32, one number or one per place along ``axis``.
+        Float32, a single number or one per position along ``axis``.
     zero
-        Integers of the stored dtype, likewise.
+        In the stored dtype, of the same shape.
     axis
         ``None`` where both are single numbers.
     """
@@ -34,14 +34,14 @@ class Parameters:
     axis: int | None = None
 
     def same(self, other: Parameters) -> bool:
-        """Return whether two parameters mean the same numbers."""
+        """Whether two parameters are equal."""
         return (
             self.axis == other.axis and self.zero.dtype == other.zero.dtype
             and np.array_equal(self.scale, other.scale) and np.array_equal(self.zero, other.zero)
         )  # fmt: skip
 
     def real(self, stored: np.ndarray) -> np.ndarray:
-        """Return integers as numbers, in float32 as ``DequantizeLinear`` computes them."""
+        """Return integers as real numbers, in float32 like ``DequantizeLinear``."""
         shape = [1] * stored.ndim
         if self.axis is not None:
             shape[self.axis] = -1
@@ -52,20 +52,18 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A float value as integers: the name of the stored value, and what its integers mean."""
+    """A float value as integers: the name of the stored value, and its parameters."""
 
     stored: str
     parameters: Parameters
 
 
 def parameters_of(draft: Draft, node: Node) -> Parameters | None:
-    """Return the parameters of a ``QuantizeLinear`` or ``DequantizeLinear``; ``None`` where it is kept as it is.
-
-    Kept are those of other dtypes than 8 bits (and 32, of biases) and float32, of blocks, and those with parameters
-    that are computed, not positive, or so small or large that products of them are no normal numbers.
-    """
+    """Return the parameters of a ``QuantizeLinear`` or ``DequantizeLinear``; ``None`` for unsupported ones."""
     if node.domain or node.op not in ("QuantizeLinear", "DequantizeLinear"):
         return None
+    # Supported are float32 with 8-bit integers (32-bit ones for biases), without blocks, and with constant, positive
+    # scales whose products are normal numbers.
     source, result = draft.values[node.inputs[0]], draft.values[node.outputs[0]]
     stored, real = (source, result) if node.op == "DequantizeLinear" else (result, source)
     wide = node.op == "DequantizeLinear" and stored.dtype == "int32"

@@ -1,9 +1,8 @@
-"""Arithmetic of quantised models on the integers they store: one sweep over the nodes, in order.
+"""Rewrites quantised models to arithmetic on stored integers, in one sweep over the nodes.
 
-A value that ``DequantizeLinear`` writes is kept as its integers. Movement moves them; a product with constant weights
-is a sum of products of integers, its bias, and one scale; a quantisation to the scale the value has already is
-nothing. Every other reader gets a ``DequantizeLinear`` of its own, so that kernels read 8 bits and convert them where
-they compute. What results is a model of ordinary ONNX operators.
+A value written by ``DequantizeLinear`` stays in integers: movement moves them, a product with constant weights becomes
+an integer sum with bias and one scale, and a quantisation to the present scale is dropped. Every other reader gets its
+own ``DequantizeLinear``, so that kernels read 8 bits. The result consists of ordinary ONNX operators.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from roller.models.onnx.quantised.dynamic import to_float_sums
 from roller.models.onnx.quantised.forms import BYTES, Form, Parameters, parameters_of
 from roller.models.onnx.quantised.scales import Scales
 
-#: Version of the operators that are written.
+#: Operator set version of new nodes.
 _VERSION = 21
-#: Operators that move elements of their first input, and read the others for places only.
+#: Operators that move elements of their first input; the others give positions or shapes.
 _MOVES = frozenset((
     "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "SpaceToDepth",
     "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
 ))  # fmt: skip
-#: Elements of a constant that is dequantised now.
+#: Most elements of a constant that is dequantised while rewriting.
 _MOST_ELEMENTS = 1 << 26
-#: How far a bias's scale may be from the product of the scales of its operands: both were rounded to float32.
+#: Relative tolerance between a bias's scale and the product of the operands' scales, both rounded to float32.
 _BIAS_TOLERANCE = 1e-5
 
 
 def to_integers(draft: Draft) -> bool:
-    """Rewrite a graph in place; return whether anything changed."""
+    """Rewrite a graph in place; return whether it changed."""
     changed = to_float_sums(draft)
     if not any(n.op in ("DequantizeLinear", "QLinearConv", "QLinearMatMul") for n in draft.nodes):
         return changed
@@ -50,7 +49,7 @@ def to_integers(draft: Draft) -> bool:
 
 @dataclass
 class _Sweep:
-    """The nodes written so far, and what is known of values."""
+    """The rewritten nodes so far, and the integer forms of values."""
 
     draft: Draft
     nodes: list[Node] = field(default_factory=list)
@@ -69,13 +68,13 @@ class _Sweep:
     # --- writing ---------------------------------------------------------------------------------
 
     def add(self, op: str, inputs: Sequence[str], like: Value, base: str, name: str = "", **attributes: Any) -> str:
-        """Append a node of ONNX and return its result: the value ``name``, or a new one called like ``base``."""
+        """Append an ONNX node and return its result: the value ``name``, or a new one named after ``base``."""
         result = name or self.draft.value(base, like)
         self.nodes.append(Node(op, tuple(inputs), (result,), attributes, f"{result}/{op.lower()}", "", _VERSION))
         return result
 
     def dequantised(self, form: Form, name: str, target: str = "") -> str:
-        """Return a float value of a form for one reader, to be called ``target`` where that is given."""
+        """Return the float value of a form for one reader, named ``target`` if given."""
         held, p = self.draft.constants.get(form.stored), form.parameters
         value = self.draft.values[name]
         if held is not None and held.size <= _MOST_ELEMENTS and not target:
@@ -90,7 +89,7 @@ class _Sweep:
     # --- reading ---------------------------------------------------------------------------------
 
     def take(self, node: Node) -> None:
-        """Write what a node becomes."""
+        """Append what a node is rewritten to."""
         if any(n in self.same for n in node.inputs):
             node = replace(node, inputs=tuple(self.same.get(n, n) for n in node.inputs))
         rule = None if node.domain else _RULES.get(node.op)
@@ -101,22 +100,22 @@ class _Sweep:
                 self.dequantised(self.forms[name], name, name)
 
     def keep(self, node: Node) -> None:
-        """Write a node as it is; it reads floats."""
+        """Append a node unchanged, with float inputs."""
         inputs = tuple(self.dequantised(self.forms[n], n) if n in self.forms else n for n in node.inputs)
         self.nodes.append(replace(node, inputs=inputs))
 
     def form(self, node: Node, position: int) -> Form | None:
-        """Return the form of an input, ``None`` where it has none."""
+        """Return the form of an input, ``None`` if it has none."""
         return self.forms.get(node.inputs[position]) if position < len(node.inputs) else None
 
     def stored(self, node: Node, name: str, dtype: str) -> str:
-        """Return a new value of integers with the shape of ``name``."""
+        """Return a new integer value with the shape of ``name``."""
         value = self.draft.values[name]
         return self.draft.value(f"{name}/stored", replace(value, dtype=dtype))
 
 
 def _dequantise(s: _Sweep, node: Node) -> bool:
-    """Remember what a value stands for; a reader asks for the numbers."""
+    """Record the integer form of a value instead of dequantising it."""
     p = parameters_of(s.draft, node)
     if p is None:
         return False
@@ -127,7 +126,7 @@ def _dequantise(s: _Sweep, node: Node) -> bool:
 
 
 def _quantise(s: _Sweep, node: Node) -> bool:
-    """Drop a quantisation of what is quantised so already."""
+    """Drop a quantisation of a value that has these parameters already."""
     p, form = parameters_of(s.draft, node), s.form(node, 0)
     if p is None:
         return False
@@ -142,7 +141,7 @@ def _quantise(s: _Sweep, node: Node) -> bool:
 
 
 def _move(s: _Sweep, node: Node) -> bool:
-    """Move integers instead of the numbers they stand for."""
+    """Move the integers instead of the real numbers."""
     form = s.form(node, 0)
     if form is None or any(n in s.forms for n in node.inputs[1:]):
         return False
@@ -167,12 +166,12 @@ def _transposed(s: _Sweep, node: Node, form: Form) -> bool:
 
 
 def _largest(s: _Sweep, node: Node) -> bool:
-    """Take maxima of integers: scales are positive, so the order is the same."""
+    """Take maxima of integers, whose order is the same because scales are positive."""
     return len([n for n in node.outputs if n]) == 1 and _move(s, replace(node, version=max(12, node.version)))
 
 
 def _join(s: _Sweep, node: Node) -> bool:
-    """Put integers side by side: of one scale as they are, others in the scale that the result is quantised to."""
+    """Concatenate integers: of one scale directly, others in the scale to which the result is quantised."""
     found = [s.forms.get(n) for n in node.inputs]
     name = node.outputs[0]
     first = next((f for f in found if f is not None), None)
@@ -209,7 +208,7 @@ def _in_scale(s: _Sweep, name: str, form: Form | None, p: Parameters, like: Node
 
 @dataclass(frozen=True)
 class _Operands:
-    """What a product of integers takes: weights less their zero points, and the scale per column."""
+    """Operands of an integer product: weights minus zero points, and the scale per column."""
 
     x: Form
     weights: np.ndarray
@@ -217,7 +216,7 @@ class _Operands:
 
 
 def _operands(s: _Sweep, node: Node, axis: int, rank: int = 0) -> _Operands | None:
-    """Return the operands of a product where they are integers and the second is constant, columns along ``axis``."""
+    """Return the operands of an integer product with constant weights, columns along ``axis``; otherwise ``None``."""
     x, w = s.form(node, 0), s.form(node, 1)
     held = None if w is None else s.draft.constants.get(w.stored)
     if x is None or w is None or held is None or x.parameters.axis is not None or (rank and held.ndim != rank):
@@ -231,7 +230,7 @@ def _operands(s: _Sweep, node: Node, axis: int, rank: int = 0) -> _Operands | No
 
 
 def _written(s: _Sweep, op: str, node: Node, o: _Operands, columns: tuple[int, ...], bias: str, axis: int) -> bool:
-    """Write a product: the sum of integers, its bias among them where that is exact, as float32, and its scale."""
+    """Append a product as an integer sum in float32, with an exact bias included, times its scale."""
     name, draft = node.outputs[0], s.draft
     whole = s.forms.get(bias)
     held = None if whole is None else draft.constants.get(whole.stored)
@@ -289,7 +288,7 @@ def _gemm(s: _Sweep, node: Node) -> bool:
 
 
 def _linear(op: str, weight_axis: int) -> Callable[[_Sweep, Node], bool]:
-    """Return the rule that reads a ``QLinear`` product as what it is defined by: dequantised, computed, quantised."""
+    """Return the rule that expands a ``QLinear`` product: dequantise, compute, quantise."""
 
     def rule(s: _Sweep, node: Node) -> bool:
         draft, y = s.draft, node.outputs[0]

@@ -1,8 +1,7 @@
-"""The scale of a quantisation taken into what it quantises: ``round(x / s)`` of a linear ``x`` needs no division.
+"""Folds the scale of a quantisation into preceding constants: ``round(x / s)`` of a linear ``x`` needs no division.
 
-Sums, maxima, rectifiers and means of ``x / s`` are those of their operands over ``s``. Where that ends at scales that
-are constants (of products, of dequantised values), these are divided by ``s`` in float64 and rounded to float32 once:
-fewer roundings than the model's own arithmetic, and the factors that integer runtimes use.
+Sums, maxima, rectifiers and means commute with the division. Constant scales of products and dequantised values are
+divided by ``s`` in float64 and rounded once, like the factors of integer runtimes.
 """
 
 from __future__ import annotations
@@ -15,39 +14,39 @@ from roller.models.graph.nodes import Node
 from roller.models.onnx.draft import Draft
 from roller.models.onnx.quantised.forms import Parameters
 
-#: Functions f of their first input, or of all of them, with f(c x) = c f(x) for c > 0.
+#: Functions f of their first input, or of all inputs, with f(c x) = c f(x) for c > 0.
 _OF_ONE = frozenset((
     "Abs", "AveragePool", "Flatten", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LeakyRelu", "MaxPool", "Neg",
     "PRelu", "ReduceL1", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape", "Slice", "Squeeze",
     "Transpose", "Unsqueeze",
 ))  # fmt: skip
 _OF_ALL = frozenset(("Add", "Concat", "Max", "Mean", "Min", "Sub", "Sum"))
-#: How far a scale is followed.
+#: Most operators through which a scale is propagated.
 _DEEPEST = 16
 _LEAST, _MOST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 
 
 @dataclass
 class Scales:
-    """Quantisations of a graph, and constants as they were before they were rounded to float32."""
+    """Quantisations of a graph, and constants before rounding to float32."""
 
     draft: Draft
     asked: list[tuple[str, Parameters]] = field(default_factory=list)
     exact: dict[str, np.ndarray] = field(default_factory=dict)
 
     def constant(self, base: str, array: np.ndarray) -> str:
-        """Enter a constant of float64 as one of float32; return its name."""
+        """Add a float64 constant rounded to float32; return its name."""
         name = self.draft.constant(base, array.astype(np.float32))
         self.exact[name] = array
         return name
 
     def quantised(self, node: Node, parameters: Parameters) -> None:
-        """Ask for the scale of a quantisation to be taken into what it reads."""
+        """Register a quantisation whose scale is to be folded."""
         if parameters.axis is None:
             self.asked.append((node.outputs[0], parameters))
 
     def fold(self) -> None:
-        """Take scales into what is quantised, wherever all of it is linear and read by nobody else."""
+        """Fold scales where the quantised expression is linear and has no other reader."""
         draft = self.draft
         self._users, self._writers = draft.users(), {n: k for k, node in enumerate(draft.nodes) for n in node.outputs}
         for result, parameters in self.asked:
@@ -62,13 +61,13 @@ class Scales:
             draft.nodes[at] = replace(node, inputs=(node.inputs[0], one, *node.inputs[2:]))
 
     def _divided(self, name: str, factor: float, changes: dict[int, Node], depth: int) -> bool:
-        """Collect the nodes that make ``factor`` times a value; say whether there are such."""
+        """Collect changed nodes that compute ``factor`` times a value; return whether that is possible."""
         at = self._writers.get(name)
         if at is None or at in changes or self._users[name] != 1 or depth > _DEEPEST:
             return False
         node = self.draft.nodes[at]
         if node.domain:
-            return False  # a sum of integers has no scale
+            return False  # an integer sum has no scale
         if node.op == "DequantizeLinear":
             return self._constant(node, at, 1, factor, changes)
         if node.op in _OF_ONE:
@@ -80,7 +79,7 @@ class Scales:
         return node.op == "Clip" and self._clip(node, at, factor, changes, depth)
 
     def _operand(self, at: int, position: int, factor: float, changes: dict[int, Node], depth: int) -> bool:
-        """Scale one operand of a sum: a constant, or what computes it."""
+        """Scale one operand of a sum: a constant, or the nodes that compute it."""
         node = changes.get(at, self.draft.nodes[at])
         name = node.inputs[position]
         if name in self.draft.constants:
@@ -88,7 +87,7 @@ class Scales:
         return self._divided(name, factor, changes, depth + 1)
 
     def _either(self, at: int, position: int, factor: float, changes: dict[int, Node], depth: int) -> bool:
-        """Scale one operand of a product; what was collected on the way to nothing is forgotten."""
+        """Scale one operand of a product; undo the changes of a failed attempt."""
         before = dict(changes)
         if self._operand(at, position, factor, changes, depth):
             return True

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators, as its optimised and quantised models hold them, spelled out by ONNX's.
+"""ONNX Runtime's own operators, as in its optimised and quantised models, rewritten by ONNX operators.
 
 One function per operator, decorated with :func:`roller.models.onnx.runtime_operators.rewrites.rewrites`.
 """

@@ -1,4 +1,4 @@
-"""Attention as ONNX Runtime fuses it, without what a cache of earlier steps adds."""
+"""ONNX Runtime's fused attention, without caches of earlier steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _heads(s: Rewrite, x: str, count: int) -> str:
 
 
 def _mixed(s: Rewrite, query: str, key: str, value: str, masks: Sequence[str]) -> str:
-    """Return what heads make of each other, merged."""
+    """Return the attention of all heads, merged."""
     scale = float(s.attribute("scale", 0.0) or 0.0) or 1 / math.sqrt(s.shape(query)[-1])
     scores = s.add("MatMul", query, s.add("Transpose", key, perm=[0, 1, 3, 2]))
     scores = s.add("Mul", scores, s.number(scale, scores))
@@ -30,18 +30,18 @@ def _mixed(s: Rewrite, query: str, key: str, value: str, masks: Sequence[str]) -
 
 
 def _hidden(s: Rewrite, keep: str, like: str) -> str:
-    """Return what is added to scores: 0 where ``keep`` is not 0, else the number that a node says."""
+    """Return the term added to scores: 0 where ``keep`` is not 0, else the node's mask value."""
     hidden = float(s.attribute("mask_filter_value", -10000.0))
     seen = s.add("Greater", keep, s.number(0, keep))
     return s.add("Where", seen, s.number(0, like), s.number(hidden, like))
 
 
 def _masks(s: Rewrite, query: str, length: int, mask: str, bias: str) -> list[str]:
-    """Return everything that is added to scores."""
+    """Return all terms added to scores."""
     found, (batch, _, rows, _) = [], s.shape(query)
     if mask:
         shape = s.shape(mask)
-        if shape == (batch,):  # how many keys there are
+        if shape == (batch,):  # the number of keys
             at = s.constant(np.arange(length, dtype=np.int32)[None])
             keep = s.add("Sub", s.reshape(s.cast(mask, "int32"), (batch, 1)), at)
         elif shape in ((batch, length), (batch, rows, length)):
@@ -59,7 +59,7 @@ def _masks(s: Rewrite, query: str, length: int, mask: str, bias: str) -> list[st
 
 @rewrites("Attention")
 def attention(s: Rewrite) -> Sequence[str]:
-    """Write the projections of one input, the heads, and their mixture."""
+    """Rewrite projections of one input, heads and attention."""
     s.none_of(keys_of_earlier_steps=4, a_length_of_earlier_steps=6)
     if s.attribute("do_rotary", 0):
         raise Unsupported("Attention with rotary embeddings")
@@ -77,7 +77,7 @@ def attention(s: Rewrite) -> Sequence[str]:
 
 @rewrites("MultiHeadAttention")
 def multi_head(s: Rewrite) -> Sequence[str]:
-    """Write the heads of queries, keys and values, and their mixture."""
+    """Rewrite heads of queries, keys and values, and attention."""
     s.none_of(keys_of_earlier_steps=6, values_of_earlier_steps=7, a_length_of_earlier_steps=8, a_cache=9)
     query, key, value = s.required(0), s.input(1), s.input(2)
     if not key or not value or any(len(s.shape(n)) != 3 for n in (query, key, value)):

@@ -1,4 +1,4 @@
-"""Products and convolutions with what follows them, and activations."""
+"""Products and convolutions fused with following operators, and activations."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from roller.models.onnx.lowering import Unsupported
 from roller.models.onnx.runtime_operators.rewrites import Rewrite, plain, rewrites
 
-#: Attributes of an activation in the order in which its parameters are given.
+#: Attributes of an activation in the order of its parameters.
 _PARAMETERS = {"Relu": (), "Tanh": (), "Sigmoid": (), "Softplus": (), "Softsign": (), "LeakyRelu": ("alpha",),
                "HardSigmoid": ("alpha", "beta"), "Elu": ("alpha",), "ThresholdedRelu": ("alpha",)}  # fmt: skip
 
 
 def _activated(s: Rewrite, x: str, parameters: Sequence[float]) -> str:
-    """Return the activation that a node names, of a value."""
+    """Return the node's activation of a value."""
     name = s.attribute("activation", "")
     if not name:
         return x
@@ -27,7 +27,7 @@ def _activated(s: Rewrite, x: str, parameters: Sequence[float]) -> str:
 
 @rewrites("FusedConv")
 def convolution(s: Rewrite) -> Sequence[str]:
-    """Write a convolution, the sum with a fourth input, and an activation."""
+    """Rewrite a convolution, a sum with the fourth input, and an activation."""
     attributes = plain(s.node.attributes, "activation", "activation_params")
     y = s.add("Conv", *(n for n in s.node.inputs[:3] if n), **attributes)
     if s.input(3):
@@ -37,7 +37,7 @@ def convolution(s: Rewrite) -> Sequence[str]:
 
 @rewrites("FusedGemm")
 def gemm(s: Rewrite) -> Sequence[str]:
-    """Write a Gemm and an activation."""
+    """Rewrite a Gemm and an activation."""
     told = ("activation", "activation_alpha", "activation_beta", "activation_gamma")
     y = s.add("Gemm", *s.node.inputs, **plain(s.node.attributes, *told))
     given = [s.attribute(t) for t in told[1:]]
@@ -46,7 +46,7 @@ def gemm(s: Rewrite) -> Sequence[str]:
 
 @rewrites("FusedMatMul", "TransposeMatMul")
 def product(s: Rewrite) -> Sequence[str]:
-    """Write a product of matrices that may be transposed, and its factor."""
+    """Rewrite a scaled matrix product with optional transpositions."""
     a = _turned(s, s.required(0), bool(s.attribute("transA", 0)), bool(s.attribute("transBatchA", 0)))
     b = _turned(s, s.required(1), bool(s.attribute("transB", 0)), bool(s.attribute("transBatchB", 0)))
     y, alpha = s.add("MatMul", a, b), s.attribute("alpha", 1.0)
@@ -54,7 +54,7 @@ def product(s: Rewrite) -> Sequence[str]:
 
 
 def _turned(s: Rewrite, x: str, matrix: bool, batch: bool) -> str:
-    """Return a matrix transposed; ``batch`` moves the first dimension behind the others of the batch before."""
+    """Return a matrix transposed; ``batch`` moves the first dimension after the other batch dimensions first."""
     order = list(range(len(s.shape(x))))
     if len(order) < 2:
         return x
@@ -67,33 +67,33 @@ def _turned(s: Rewrite, x: str, matrix: bool, batch: bool) -> str:
 
 @rewrites("Gelu")
 def gelu(s: Rewrite) -> Sequence[str]:
-    """Write the Gaussian error linear unit."""
+    """Rewrite the Gaussian error linear unit."""
     return [s.add("Gelu", s.required(0))]
 
 
 @rewrites("BiasGelu")
 def bias_gelu(s: Rewrite) -> Sequence[str]:
-    """Write a sum and its Gaussian error linear unit."""
+    """Rewrite the Gelu of a sum."""
     return [s.add("Gelu", s.add("Add", s.required(0), s.required(1)))]
 
 
 @rewrites("FastGelu")
 def fast_gelu(s: Rewrite) -> Sequence[str]:
-    """Write the approximation by tanh, of a sum where there is a bias."""
+    """Rewrite the tanh approximation of Gelu, with an optional bias."""
     x = s.required(0)
     return [s.add("Gelu", s.add("Add", x, s.input(1)) if s.input(1) else x, approximate="tanh")]
 
 
 @rewrites("QuickGelu")
 def quick_gelu(s: Rewrite) -> Sequence[str]:
-    """Write ``x * sigmoid(alpha * x)``."""
+    """Rewrite ``x * sigmoid(alpha * x)``."""
     x = s.required(0)
     return [s.add("Mul", x, s.add("Sigmoid", s.add("Mul", x, s.number(s.attribute("alpha", 1.702), x))))]
 
 
 @rewrites("BiasSoftmax")
 def bias_softmax(s: Rewrite) -> Sequence[str]:
-    """Write the softmax of a sum over the last dimension."""
+    """Rewrite the softmax of a sum over the last dimension."""
     x, axis = s.required(0), int(s.attribute("axis", 1))
     if axis % len(s.shape(x)) != len(s.shape(x)) - 1:
         raise Unsupported(f"BiasSoftmax along axis {axis}")
@@ -102,5 +102,5 @@ def bias_softmax(s: Rewrite) -> Sequence[str]:
 
 @rewrites("Pad")
 def pad(s: Rewrite) -> Sequence[str]:
-    """Write the Pad of ONNX: this one came before it took its amounts as an input."""
+    """Rewrite a Pad, which equals ONNX's with its amounts as an input."""
     return [s.add("Pad", *s.node.inputs, **s.node.attributes)]

@@ -1,7 +1,6 @@
-"""Writing one of ONNX Runtime's own operators by ONNX's, node by node as a model is traced.
+"""Rewriting of ONNX Runtime's own operators by ONNX's during tracing.
 
-What is written is traced at once, so that a shape is known as soon as its value is, and lowered, folded and fused like
-any model that was never optimised.
+New nodes are traced at once, so that their shapes are known, and are simplified and fused as in an unoptimised model.
 """
 
 from __future__ import annotations
@@ -21,49 +20,40 @@ from roller.models.onnx.types import onnx_dtype
 if TYPE_CHECKING:
     from roller.models.graph.steps import Value
 
-#: The domain of ONNX Runtime's own operators; some of its first ones stand in ONNX's own.
+#: The domain of ONNX Runtime's own operators; some early ones are in ONNX's own domain.
 DOMAIN = "com.microsoft"
-#: The operator set that they are written in.
+#: The operator set of new nodes.
 VERSION = 21
-#: What a user can do about an operator that is not spelled out.
+#: Remedy for an operator without a rewrite.
 WAY_OUT = (
-    "What is ONNX Runtime's own: save the model without its optimisation (SessionOptions.graph_optimization_level = "
-    "ORT_ENABLE_BASIC), quantise it with QuantFormat.QDQ, or export it again from where it came from."
+    "For operators of ONNX Runtime's own: save the model without its optimisation (SessionOptions."
+    "graph_optimization_level = ORT_ENABLE_BASIC), quantise it with QuantFormat.QDQ, or export it again."
 )
 
 
 class Rewrite:
-    """One node that is written by others.
-
-    Parameters
-    ----------
-    tracer
-        The model, traced up to here.
-    node
-        The node; its inputs are names of the whole.
-    """
+    """The rewriting of one node during tracing; the node's inputs are unique names."""
 
     def __init__(self, tracer: GraphTracer, node: Node) -> None:
-        """Write nothing yet."""
         self.tracer, self.node = tracer, node
         self._count = 0
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or ``default`` where the node does not give it."""
+        """Return an attribute, or ``default`` where the node lacks it."""
         return self.node.attributes.get(name, default)
 
     def input(self, position: int) -> str:
-        """Return the name of an input; empty where it is absent."""
+        """Return the name of an input; empty if it is absent."""
         return self.node.inputs[position] if position < len(self.node.inputs) else ""
 
     def required(self, position: int) -> str:
-        """Return the name of an input that must be there."""
+        """Return the name of a required input."""
         if not self.input(position):
             raise Unsupported(f"its input {position} is missing")
         return self.input(position)
 
     def none_of(self, **positions: int) -> None:
-        """Refuse inputs that this spelling does not know, by what they are."""
+        """Refuse inputs that this rewriting does not support; keywords describe them."""
         for what, position in positions.items():
             if self.input(position):
                 raise Unsupported(f"{self.node.op} with {what.replace('_', ' ')}")
@@ -77,7 +67,7 @@ class Rewrite:
         return self.type(name).shape
 
     def known(self, name: str, what: str) -> np.ndarray:
-        """Return a constant."""
+        """Return a constant; ``what`` describes it in the error for others."""
         found = self.tracer.constants.get(name)
         if found is None:
             raise Unsupported(f"{what} computed at run time")
@@ -90,15 +80,15 @@ class Rewrite:
         return name
 
     def number(self, value: float, like: str) -> str:
-        """Return the name of a constant number of another value's dtype."""
+        """Return the name of a constant number in another value's dtype."""
         return self.constant(np.array(value, onnx_dtype(self.type(like).dtype)))
 
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Write a node of one result and return its name."""
+        """Add a node with one result and return its name."""
         return self.several(op, inputs, 1, **attributes)[0]
 
     def several(self, op: str, inputs: Sequence[str], results: int, domain: str = "", **attributes: Any) -> list[str]:
-        """Write a node and return the names of its results."""
+        """Add a node and return the names of its results."""
         self._count += 1
         names = [f"{op.lower()}{self._count}_{k}" for k in range(results)]
         scope = Scope({n: n for n in inputs if n}, Scope(), f"{self.node.name}/", set(names), {"": VERSION, DOMAIN: 1})
@@ -119,20 +109,20 @@ class Rewrite:
         return self.add("Reshape", name, self.constant(np.array(shape, np.int64)))
 
     def cast(self, name: str, dtype: str) -> str:
-        """Return a value as another dtype."""
+        """Return a value in another dtype."""
         if self.type(name).dtype == dtype:
             return name
         return self.add("Cast", name, to=onnx.helper.np_dtype_to_tensor_dtype(onnx_dtype(dtype)))
 
 
-#: Writes a node; returns its results, empty names where they are not given.
+#: Rewrites a node; returns its results, with empty names for absent ones.
 Rewriter: TypeAlias = Callable[[Rewrite], Sequence[str]]
-#: By domain and operator.
+#: Rewrites by domain and operator.
 REWRITES: dict[tuple[str, str], Rewriter] = {}
 
 
 def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Rewriter]:
-    """Register a function for operators of a domain."""
+    """Register the decorated function for operators of a domain."""
 
     def register(function: Rewriter) -> Rewriter:
         REWRITES.update(dict.fromkeys(((domain, op) for op in ops), function))
@@ -142,7 +132,7 @@ def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Rewriter]:
 
 
 def spelled(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
-    """Trace one of ONNX Runtime's own operators in the words of ONNX; return whether it was one, refused or not."""
+    """Trace the rewriting of an ONNX Runtime operator; return whether the node is one, refused or not."""
     spell = REWRITES.get((traced.domain, traced.op))
     if spell is None or (not traced.domain and tracer.inference.schema(traced) is not None):
         return False
@@ -175,5 +165,5 @@ def is_runtimes(node: Node) -> bool:
 
 
 def plain(attributes: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Return attributes without some."""
+    """Return attributes without the named ones."""
     return {k: v for k, v in attributes.items() if k not in without}

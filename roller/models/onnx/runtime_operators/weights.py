@@ -1,4 +1,4 @@
-"""Weights of few bits: they are constant, so they are numbers before anything is compiled."""
+"""Products with constant weights of few bits, which are unpacked during tracing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.models.onnx.types import onnx_dtype
 
 @rewrites("MatMulNBits")
 def product(s: Rewrite) -> Sequence[str]:
-    """Write a product with weights that lie packed in blocks along the sum, each with a scale and a zero point."""
+    """Rewrite a product with weights packed in blocks along the sum, each with a scale and a zero point."""
     a, bits, block = s.required(0), int(s.attribute("bits", 4)), int(s.attribute("block_size", 0))
     n, k = int(s.attribute("N")), int(s.attribute("K"))
     if bits not in (2, 4, 8) or block < 1 or min(n, k) < 1:
@@ -39,7 +39,7 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _zeros(s: Rewrite, n: int, blocks: int, bits: int) -> np.ndarray:
-    """Return the zero point of every block: half the range where the node gives none."""
+    """Return the zero point of every block: half the range by default."""
     if not s.input(3):
         return np.full((1, 1, 1), 1 << (bits - 1), np.float32)
     held = s.known(s.input(3), "its zero points are")
