@@ -1,4 +1,4 @@
-"""Arrays by name out of a file of NumPy's, whose sizes are asked before memory is taken for them."""
+"""Read named arrays from a NumPy file; check their sizes before allocating memory for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return an array whose header, file and bytes agree."""
+    """Return an array after checking that its header's size equals the stored bytes."""
     with file.open(member) as data:
         shape, dtype = _header(data)
         size, held = math.prod(shape) * dtype.itemsize, member.file_size - data.tell()

@@ -1,4 +1,4 @@
-"""``roller check``: hold a model to ONNX Runtime, on random inputs."""
+"""``roller check``: compare a model with ONNX Runtime on random inputs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check_command(
 
 
 def _need_peer(model: Path) -> None:
-    """Refuse before anything is compiled where there is nobody to compare with."""
+    """Raise if ONNX Runtime is not installed, before anything is compiled."""
     import importlib.util
 
     if importlib.util.find_spec("onnxruntime") is None:

@@ -1,4 +1,4 @@
-"""``roller compile``: construct, build, check, time, keep the best."""
+"""``roller compile``: construct, build, check and time candidates, and keep the best."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from roller.cli.common import (
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.targets import pretends, target_for
 
-#: What becomes of a doubtful time.
+#: Treatment of a doubtful time.
 DOUBTFUL_RULE = "It is not kept as final: the next compile measures again, better on a quieter machine"
 
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write the artifact of the best kernel here.")]
@@ -133,7 +133,7 @@ def compile_command(
 
 
 def _clock_notes(kernel: CompiledKernel) -> list[str]:
-    """Return lines on where the times come from, and what they are worth."""
+    """Return notes on the origin of the times and their reliability."""
     notes = []
     if kernel.cached_at is not None:
         ran = any(c.status in ("measured", "checked") for c in kernel.candidates)

@@ -1,4 +1,4 @@
-"""``roller lint``: the sizes of a model that a device pays for, and the nearest that align."""
+"""``roller lint``: find the sizes of a model that do not align with a device, and the nearest that do."""
 
 from __future__ import annotations
 

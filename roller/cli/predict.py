@@ -1,4 +1,4 @@
-"""``roller predict``: the model's time of tiles the user chooses."""
+"""``roller predict``: predict the time of tiles that the user chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``roller probe``: measure a device into a specification."""
+"""``roller probe``: measure a device and write its specification."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _probe_gpu(
 
 
 def profile_text(base: DeviceSpec, report: Report, name: str, quick: bool = False) -> str:
-    """Return the YAML of a probed processor: everything detected or assumed, the measured values beside it."""
+    """Return the YAML of a probed processor: detected and assumed values, overridden by the measured ones."""
     now = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     mark = f" {QUICK_MARK}" if quick else ""
     named = replace(base, description=f"{base.description}, probed {now}{mark}")

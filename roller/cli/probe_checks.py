@@ -1,4 +1,4 @@
-"""What ``roller probe`` refuses before it measures: options that do not belong together, files it must not touch."""
+"""Checks of ``roller probe`` before it measures: incompatible options, and files that must not be overwritten."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.core.files import read_text
 from roller.errors import ArtifactError, SpecError, did_you_mean
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec, parse_spec
 
-#: How the description of a specification that was measured in one round ends.
+#: Suffix of the description of a specification that was measured in one round.
 QUICK_MARK = "in one round"
 
 
@@ -18,7 +18,7 @@ def check_options(
     device: str | None, out: Path | None, quick: bool, bundle: Path | None, nearest: str | None, results: Path | None,
     settings: list[str] | None,
 ) -> None:  # fmt: skip
-    """Refuse options that do not belong together."""
+    """Raise if options exclude each other."""
     if bundle is not None and results is not None:
         raise UsageError(
             "--import: expected no --bundle beside it. Write a bundle first, import its times after it ran."
@@ -58,9 +58,9 @@ def _check_device(device: str | None) -> None:
 
 
 def _check_nearest(device: str | None, nearest: str | None) -> None:
-    """Refuse a bundle whose device is no GPU, or speaks another language than the specification."""
+    """Raise if a bundle's nearest specification is not a GPU, or has another kernel language than the device."""
     if nearest is None or is_reachable(nearest):
-        return  # the device itself names the specification, or the bundle says what to write
+        return  # the device determines the specification, or the bundle's own check reports the error
     spec = load_spec(nearest)
     if not spec.traits.discrete:
         raise SpecError(f"--device: expected the specification of a GPU, got '{nearest}' of a {spec.kind}.")
@@ -80,7 +80,7 @@ def _check_nearest(device: str | None, nearest: str | None) -> None:
 
 
 def check_out(path: Path, kind: str, machine: str | None = None) -> None:
-    """Refuse a path that a specification cannot or must not be written to."""
+    """Raise if a specification cannot or must not be written to this path."""
     if path.is_dir():
         raise ArtifactError(f"--out: {path}: expected a file, got a folder. Name the file, e.g. {path / 'mine.yaml'}.")
     if path.suffix not in (".yaml", ".yml"):
@@ -102,7 +102,7 @@ def check_out(path: Path, kind: str, machine: str | None = None) -> None:
 
 
 def check_quick(path: Path) -> None:
-    """Refuse to put one round in the place of several."""
+    """Raise if a one-round measurement would replace a full profile."""
     try:
         found = parse_spec(read_text(path), str(path))
     except (SpecError, OSError, UnicodeDecodeError):

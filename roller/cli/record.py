@@ -1,4 +1,4 @@
-"""``roller record``: runs a training script, and records an ordinary profile of a few of its steps."""
+"""``roller record``: run a training script and record a profile of a few of its steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ StepsOption = Annotated[int, typer.Option("--steps", help="Steps that are record
 
 
 class _Enough(BaseException):
-    """All steps are recorded: the script need not run on."""
+    """Raised after the last recorded step to stop the script."""
 
 
 def record_command(

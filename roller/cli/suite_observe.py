@@ -1,4 +1,4 @@
-"""``roller suite observe``: the published observations as checks of predicted studies, and which device to take."""
+"""``roller suite observe``: check the published observations on predicted studies, and choose a device."""
 
 from __future__ import annotations
 

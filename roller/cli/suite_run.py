@@ -1,4 +1,4 @@
-"""``roller suite run`` and ``diff``: models that train on this machine, and what changed between two runs."""
+"""``roller suite run`` and ``diff``: train models on this machine, and compare two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``roller whatif``: what a change would bring, predicted from an ordinary profile before anyone makes it."""
+"""``roller whatif``: predict the effect of a change to a training step from a recorded profile."""
 
 from __future__ import annotations
 
@@ -108,10 +108,7 @@ def whatif_command(
 
 
 def _graph(files: list[Path], device: str | None, tf32: bool | None) -> tuple[StepGraph, MemoryOf | None]:
-    """Return the graph of profiles, or of an entry file's step on a device that is not here, and a memory function.
-
-    There is none for profiles: they do not record which tensors would remain after a change.
-    """
+    """Return the graph of profiles or of an entry file's step, and a memory function, which only an entry file has."""
     from roller.insight.step.replay import from_kineto
 
     if len(files) == 1 and files[0].suffix == ".py":
