@@ -96,9 +96,7 @@ def memory_command(
                 for size in sizes:
                     try:
                         rows.append(Row.of(step, spec, size, *way, conf))
-                    except (
-                        ModelError
-                    ) as error:  # e.g. bfloat16 on a device without it; other rows still have answers
+                    except ModelError as error:  # e.g. a device without bfloat16; other rows continue
                         failed.append(error)
                         rows.append(Row(spec, size if isinstance(size, int) else 0, *way, None, str(error)))
                     done(rows[-1].device)

@@ -1,4 +1,5 @@
 """Escape control characters in all output of the command line, except colours and progress bars from Rich.
+
 Names of files, models, nodes, kernels and profiles are untrusted.
 """
 

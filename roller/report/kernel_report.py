@@ -75,7 +75,7 @@ def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str
 def _why(artifact: KernelArtifact) -> dict[str, Any]:
     found = explain_kernel(_Kernel(artifact), None, None)
     why = found.to_dict()
-    why["rivals"] = [{**rival, "time": None} for rival in why["rivals"]]  # each time is a tree as large as the kernel's own
+    why["rivals"] = [{**rival, "time": None} for rival in why["rivals"]]  # each is a large tree
     options = ConstructOptions(constants=artifact.program.constants)
     rows = construct_candidates(artifact.expression, load_spec(artifact.device), options)[:_CANDIDATES]
     candidates = [

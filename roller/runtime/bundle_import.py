@@ -1,4 +1,4 @@
-"""Feed what a bundle's run measured elsewhere into the cache here: winners, and every measured time."""
+"""Import results of a bundle's run into the local cache: winners, and every measured time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.targets import pretends
 
 
 def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, Any]:
-    """Import the result of ``bundle run``."""
+    """Import the results of ``bundle run``."""
     results = RESULTS.read(path)
     try:
         return _kept(results, path, cache or KernelCache())

@@ -1,4 +1,5 @@
 """Process that imports PyTorch once and forks the profiling processes; it loads no code of a project.
+
 The server sends JSON lines: ``{"fork": n}`` with the descriptors of the new process's socket and output, and
 ``{"kill": pid}``. Answers are ``{"forked": n, "pid": pid}`` and ``{"ended": pid, "status": status}``. When the
 server is gone, this process and all its children end.

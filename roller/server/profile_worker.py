@@ -1,4 +1,5 @@
 """Main loop of a forked process: load an entry file, profile its step, answer requests.
+
 Messages are those of :mod:`roller.backends.channel` without blobs, with the keys of
 :mod:`roller.server.profile_request`. A process serves one state of the project's files and is killed when they
 change. A newer request ends an older one at its next operator.

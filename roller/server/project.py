@@ -26,7 +26,7 @@ class ProjectError(RollerError):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Source of a project; the name is relative with ``/``, the text keeps its line ends, the digest is of the bytes."""
+    """Source file: ``name`` is project-relative with ``/``, ``text`` keeps line ends, ``digest`` is of the bytes."""
 
     name: str
     text: str
@@ -34,7 +34,7 @@ class SourceFile:
 
 
 class Project:
-    """Project of an entry file: the nearest folder with a ``pyproject.toml`` or the like, else the file's own folder."""
+    """Project of an entry file: the nearest folder with a ``pyproject.toml`` or the like, else its own folder."""
 
     def __init__(self, entry: str | Path) -> None:
         whole = Path(entry).resolve()

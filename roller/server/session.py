@@ -1,4 +1,5 @@
 """Session of one live profile: entry file, devices and options, running process, results and listeners.
+
 The page and the language server share it. All state belongs to one event loop.
 """
 

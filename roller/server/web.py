@@ -1,4 +1,5 @@
 """Serve the page of a session: its files, and a WebSocket for state and requests.
+
 By default only this machine is served. Each request needs the server's host name (against DNS rebinding); the
 socket also needs the origin of the page, and a token that only the page's address contains.
 """

@@ -1,4 +1,5 @@
 """Language server of ``roller lsp``, documented in docs/guides/editor.md.
+
 It runs no code of a project until a client requests a profile of an entry file.
 """
 
