@@ -17,7 +17,7 @@ class Verifiable(Protocol):
     """Opened bundle that can check its files."""
 
     def verify(self) -> str:
-        """Check every file of a bundle."""
+        """Read every file; describe the contents."""
         ...
 
 

@@ -178,7 +178,6 @@ class OperatorRun:
         subject: Subject,
         candidates: list[tuple[str, KernelArtifact]],
     ) -> None:
-        """Return the results of one operator: all records and programs, and the complete winner."""
         done = self._records.get(entry.id, {})
         best = [s for r in done.values() if r.status == "measured" and (s := r.measured_s)]
         places = {name: (n, name, artifact) for n, (name, artifact) in enumerate(candidates[: self._ranks])}
@@ -248,7 +247,7 @@ def results_of(
 
 
 def _operator(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record]) -> dict[str, Any]:
-    """Return what became of one operator: every record, every program, the winner whole."""
+    """Return the results of one operator: all records and programs, and the complete winner."""
     ordered = [records[c] for c in entry.candidates if c in records]
     timed = [r for r in ordered if r.status == "measured" and r.measured_s is not None]
     best = min(timed, key=lambda r: (r.measured_s, r.candidate_id)) if timed else None

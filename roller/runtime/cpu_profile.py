@@ -74,7 +74,7 @@ class Bench:
     def profile(
         self, artifacts: Mapping[str, KernelArtifact], timed: bool = True, budget_s: float = 0.06
     ) -> dict[str, Record]:
-        """Check every artifact on the same random inputs, and time the correct ones."""
+        """Check every artifact; with ``timed``, time the correct ones. See :func:`profile`."""
         try:
             return self._profile(artifacts, timed, budget_s)
         finally:
@@ -157,10 +157,6 @@ def _build_s(artifact: KernelArtifact) -> float | None:
 def profile(
     expression: TensorExpr, artifacts: Mapping[str, KernelArtifact], seed: int = 0, budget_s: float = 0.06
 ) -> dict[str, Record]:
-    """Run every artifact on the same random inputs; time the correct ones.
-
-    Constants are random too: the kernel that wins serves any values, and a caller's may be such (zeros) that a wrong
-    kernel computes the right result.
-    """
+    """Check every artifact on the same random inputs, and time the correct ones."""
     # Constants are random too: with a caller's zeros, a wrong kernel could give the right result.
     return Bench(expression, seed).profile(artifacts, budget_s=budget_s)

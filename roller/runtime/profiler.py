@@ -171,7 +171,7 @@ class Bench:
         self._judged = 0
 
     def profile(self, artifacts: Mapping[str, KernelArtifact], timed: bool = True) -> dict[str, Record]:
-        """Check and time the candidates of one expression on several devices."""
+        """Check candidates, and with ``timed`` time the correct ones; return a record per id, in their order."""
         if artifacts and not self._judged:
             self._session.process.properties()
         self._subject.cover(artifacts)
@@ -201,7 +201,7 @@ def profile(
     options: ProfileOptions | None = None,
     on_record: Callable[[Record], None] | None = None,
 ) -> dict[str, Record]:
-    """Check and time the candidates of one expression.
+    """Check and time the candidates of one expression on several devices.
 
     Examples
     --------
