@@ -25,6 +25,7 @@ def output_tile(program: RProgram, stage: Stage) -> dict[str, int]:
 
 def unwritten(program: RProgram, stage: Stage, written: np.ndarray, blocks: int, launched: int) -> str:
     """Describe the elements that blocks left out of their tiles."""
+    # Empty also if the blocks wrote parts of more tiles than their number: then blocks do not have these tiles.
     shape, tile = stage.output.shape, output_tile(program, stage)
     points = np.stack(np.unravel_index(written, shape), axis=1) if shape else np.zeros((len(written), 0), np.int64)
     values = axis_values(stage, points)

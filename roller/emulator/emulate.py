@@ -135,7 +135,7 @@ class Emulated:
         allowance: Allowance | None = None,
         only: int | None = None,
     ) -> None:
-        """Run the launches on memory of :meth:`buffers`, and verify it after each."""
+        """Run all launches, or ``only`` one, on memory of :meth:`buffers`; verify the memory after a full run."""
         if order not in ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {shown(order)}.")
         for launch, kernel, function in self._launches if only is None else [self._launches[only]]:

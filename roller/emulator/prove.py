@@ -45,6 +45,9 @@ def prove(
     compare_at: PointComparator | None = None,
 ) -> Proof:
     """Run an artifact in several orders; compare the results with the reference and with each other."""
+    # Results that differ between orders are a failure even within the bound: a barrier is missing, or the kernel adds
+    # with atomics. budget_s is in processor seconds; the wall-clock limit is more than ten times as long. If not all
+    # blocks fit into it, blocks at corners and random ones run.
     if not orders or len(set(orders)) < len(orders) or not set(orders) <= set(ORDERS):
         raise EmulationError(f"orders: expected some of {', '.join(ORDERS)}, each once, got {list(orders)}.")
     expression, start = artifact.expression, time.monotonic()

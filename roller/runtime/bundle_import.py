@@ -31,6 +31,7 @@ def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, An
 def _kept(results: dict[str, Any], path: Path, into: KernelCache) -> dict[str, Any]:
     if pretends(results["kind"]):
         raise ArtifactError(f"{path}: was run on a null device; its times are not measured. Nothing was imported.")
+    # Kernels from other sources of roller are stored too but not served, since this code would build them differently.
     spec, identity = results["spec"], results["identity"]
     kernels, times = 0, 0
     for operator in results["operators"]:

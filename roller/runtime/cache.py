@@ -66,8 +66,9 @@ class KernelCache:
         self, key: CacheKey, *, measured: bool = False, since: float = math.inf, anew: bool = False
     ) -> CacheEntry | None:
         """Return the verified entry of a key, or ``None``."""
-        # A damaged entry is reported once (a RollerWarning) and dropped. A cache or an entry that cannot be read is
-        # reported once, treated as empty, and kept for processes that can read it.
+        # measured: accept only kernels chosen by measurement, or stored since this time (s since the epoch); anew:
+        # accept only kernels stored since then. A damaged entry is reported once (a RollerWarning) and dropped. A cache
+        # or an entry that cannot be read is reported once, treated as empty, and kept for processes that can read it.
         row = self._row(key, measured, since)
         if row is not None and anew and row.created_at < since:
             return None
@@ -121,6 +122,7 @@ class KernelCache:
 
     def store(self, key: CacheKey, entry: CacheEntry, measurements: Sequence[Measurement] | None = None) -> bool:
         """Store the result of a compilation and its measurements; return whether it was stored."""
+        # A predicted choice does not replace a measured one. An entry loaded from the cache keeps its time of storage.
         if measurements is None:
             measurements = measurements_of(str(key.parts["spec"]), entry)
         try:
@@ -138,6 +140,8 @@ class KernelCache:
         self, key: CacheKey, build: Callable[[], CacheEntry], *, measured: bool = False, anew: bool = False
     ) -> CacheEntry:
         """Return the entry of a key; if there is none, one process builds it while the others wait."""
+        # A waiting process takes the other's result even if it is doubtful: measuring again on the same busy machine
+        # would not be better. If build raises, the next waiting process tries.
         asked_at = time.time()
         # The first query reports nothing: only the process that rebuilds a damaged entry reports it.
         row = None if anew else self._row(key, measured)

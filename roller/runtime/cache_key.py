@@ -44,6 +44,8 @@ class CacheKey:
         >>> flat.key == cube.key, CacheKey.of(flat, "", 1, {}) == CacheKey.of(cube, "", 1, {})
         (True, False)
         """
+        # expression.key is taken on the fused form, which [17, 11, 3] and [561] share although the arguments of their
+        # kernels differ; so the arguments' shapes and dtypes are parts of the key as well. Names are not.
         parts = {
             "expression": expression.key,
             "arguments": _arguments(expression),

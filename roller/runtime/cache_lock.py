@@ -33,6 +33,8 @@ if hasattr(os, "register_at_fork"):
 @contextlib.contextmanager
 def file_lock(path: Path, *, shared: bool = False, keep: bool = False, wait: bool = True) -> Iterator[None]:
     """Hold a lock against other processes and threads of this machine; ``keep`` leaves the file in place."""
+    # Without keep the file is removed on release; a process that waited for it notices and locks the new file. Without
+    # wait, a held lock raises BlockingIOError.
     fd = _acquire(path, shared, wait)
     owner = os.getpid()
     _held.add(fd)

@@ -61,7 +61,7 @@ def measure(
     clock: Clock | None = None,
     patience: Patience | None = None,
 ) -> Timing:
-    """Return the median time of ``run`` over undisturbed windows.
+    """Return the median time of ``run``, which must finish its work before it returns, over undisturbed windows.
 
     Examples
     --------

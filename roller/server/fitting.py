@@ -12,7 +12,7 @@ from roller.server.profile_request import StepOptions
 
 
 def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[str, Any] | None:
-    """Return the failing request and the remedies as JSON-ready data; ``None`` if the step fits."""
+    """Return the failing request, the largest batch that fits (0 for none) and remedies; ``None`` if the step fits."""
     memory = step.memory(spec)
     if memory.oom is None:
         return None

@@ -53,7 +53,7 @@ class Bench:
             buffer.repeat(block)
 
     def run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Run a case once with few steps for its results, then time it."""
+        """Run a case once with few steps for its results, then time it; ``once`` and ``twice`` are seconds per run."""
         try:
             function = self._image.get_function(case["entry"])
         except RuntimeError as err:

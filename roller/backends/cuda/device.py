@@ -121,6 +121,7 @@ class CudaDevice:
 
     def time(self, candidate_id: str, budget_s: float, drop_s: float | None) -> dict[str, Any]:
         """Time the candidate checked last."""
+        # A single warm run above drop_s ends the measurement.
         del candidate_id
         self._awake()
         self._cold(lambda: self._launch(0))

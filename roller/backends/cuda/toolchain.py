@@ -28,6 +28,7 @@ def available() -> str | None:
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
     """Compile all kernels of an artifact to one cubin; the log is that of ``ptxas -v``."""
+    # build gets registers and spill_bytes (per thread, largest of all kernels), and static_shared_bytes (per block).
     expect_language(artifact.language, ["cuda"], "CUDA build", BuildError, "Build it with its own toolchain.")
     start = time.perf_counter()
     arch = str(artifact.target["arch"])

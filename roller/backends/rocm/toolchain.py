@@ -69,6 +69,8 @@ def kernel_resources(log: str) -> dict[str, dict[str, int]]:
     >>> found["registers"], found["sgprs"], found["spill_bytes"]
     (65, 12, 0)
     """
+    # registers: 32-bit vector registers per thread, with accumulation registers; sgprs_spilled go to lanes of a vector
+    # register, not to memory; spill_bytes: memory per thread for spills or arrays indexed at run time.
     _, *parts = re.split(r"Function Name: (\S+)", log)
     out = {}
     for name, text in zip(parts[::2], parts[1::2], strict=True):
