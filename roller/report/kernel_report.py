@@ -43,7 +43,7 @@ def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
 
 
 def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str, Any]:
-    """Return the page's data of a kernel; ``explained`` constructs and prices its candidates again, which takes seconds."""
+    """Return the page's data of a kernel; ``explained`` constructs its candidates again, which takes seconds."""
     estimate = estimate_of(artifact)
     data: dict[str, Any] = {
         "name": artifact.expression.name,
