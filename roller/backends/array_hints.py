@@ -17,7 +17,7 @@ def check_memory(value: Any) -> None:
     """Raise if the memory of a tensor does not hold its values."""
     # PyTorch has lazy negation and conjugation, and zeros without memory (forward-mode differentiation).
     if _says(value, "is_neg") or _says(value, "is_conj"):
-        raise BufferError("its negation or conjugate is only noted beside it: pass x.resolve_conj().resolve_neg()")
+        raise BufferError("its negation or conjugation is lazy: pass x.resolve_conj().resolve_neg()")
     if _says(value, "_is_zerotensor"):
         raise BufferError("it is zero and has no memory: pass torch.zeros(x.shape, dtype=x.dtype)")
 

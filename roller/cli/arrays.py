@@ -23,7 +23,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     try:
         with open_file(path) as raw:
             if raw.read(_MAGIC_BYTES)[:-2] == np.lib.format.MAGIC_PREFIX:
-                raise ValueError("it holds one array without a name")
+                raise ValueError("it holds one unnamed array")
             with zipfile.ZipFile(raw) as file:
                 members = {m.filename.removesuffix(".npy"): m for m in file.infolist()}
                 return {n: _array(file, m) if n in names else np.empty(0) for n, m in members.items()}
@@ -40,7 +40,7 @@ def _array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         shape, dtype = _header(data)
         size, held = math.prod(shape) * dtype.itemsize, member.file_size - data.tell()
         if size != held:
-            raise ValueError(f"'{member.filename}' says it has {size} bytes, and has {held}")
+            raise ValueError(f"'{member.filename}' has {held} bytes, but its header gives {size}")
     with file.open(member) as data:
         found: np.ndarray = np.lib.format.read_array(data, allow_pickle=False)
     return found

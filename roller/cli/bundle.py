@@ -58,12 +58,16 @@ OpsOption = Annotated[Path, typer.Option("--ops", help="YAML with rows of operat
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must not exist.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size; the rows' own when absent.")]
 FilterOption = Annotated[str, typer.Option("--filter", help="Comma-separated ids or patterns, e.g. 'M*,C1?'.")]
-LimitOption = Annotated[int, typer.Option("--limit-bytes", min=1, help="Leave binaries out, worst ranks first, above.")]
+LimitOption = Annotated[
+    int, typer.Option("--limit-bytes", min=1, help="Size above which binaries are left out, worst ranks first.")
+]
 ProveOption = Annotated[
     float,
-    typer.Option("--prove-s", metavar="SECONDS", min=0, help="Emulate kernels for so long, all together; 0 for none."),
+    typer.Option("--prove-s", metavar="SECONDS", min=0, help="Total time for emulating kernels; 0 for none."),
 ]
-SourcesOption = Annotated[bool, typer.Option("--sources", help="Leave all binaries out; build where it is run.")]
+SourcesOption = Annotated[
+    bool, typer.Option("--sources", help="Leave all binaries out; build them on the other machine.")
+]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="JSON of `roller.runtime.bundle run`.")]
 
 

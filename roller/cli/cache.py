@@ -27,8 +27,8 @@ cache_app = typer.Typer(
 
 #: Meaning of each kernel status.
 _STATUSES = {
-    "measured": "chosen by time on this machine, or brought home from its device",
-    "checked": "correct on its device, not timed: it was not in question",
+    "measured": "chosen by time on this machine, or imported from a run on its device",
+    "checked": "correct on its device, not timed: there was no other candidate",
     "predicted": "chosen by prediction, for a device that was not there",
     "doubtful": "timed while other programs disturbed it: measured again when it is asked for",
     "damaged": "its entry cannot be read: compiled again when it is asked for",

@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from roller.models.compare import Comparison
 
 SetsOption = Annotated[int, typer.Option("--sets", min=1, help="Sets of random inputs.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Where random inputs begin.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")]
 ToleranceOption = Annotated[
     float | None,
-    typer.Option("--tolerance", min=0, help="Error of an output, relative to its largest magnitude; by its dtype."),
+    typer.Option(
+        "--tolerance",
+        min=0,
+        help="Allowed error of an output relative to its largest magnitude; by default by its dtype.",
+    ),
 ]
 
 

@@ -37,7 +37,8 @@ DOUBTFUL_RULE = "It is not kept as final: the next compile measures again, bette
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write the artifact of the best kernel here.")]
 CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take the kernel from the cache, and keep it.")]
 RefineOption = Annotated[
-    float, typer.Option("--refine", metavar="SECONDS", min=0, help="Then search around the fastest for so long.")
+    float,
+    typer.Option("--refine", metavar="SECONDS", min=0, help="Then search around the fastest candidate for this time."),
 ]
 ProveOption = Annotated[
     bool, typer.Option("--prove", help="Run it on the emulator, for a device that is not here (needs g++).")
@@ -46,7 +47,7 @@ ProveSecondsOption = Annotated[
     float | None, typer.Option("--prove-s", metavar="SECONDS", min=0.01, help="Seconds a proof may run; 20 by default.")
 ]
 RemeasureOption = Annotated[
-    bool, typer.Option("--remeasure", help="Choose and time once more what the cache has already.")
+    bool, typer.Option("--remeasure", help="Choose and time again even if the kernel is cached.")
 ]
 SourceOption = Annotated[bool, typer.Option("--source", help="Print the best kernel's source as well.")]
 

@@ -71,10 +71,10 @@ ShapeOption = Annotated[
 ]
 BudgetOption = Annotated[
     float | None,
-    typer.Option("--budget", metavar="SECONDS", min=0, help="Try more than the best prediction only for so long."),
+    typer.Option("--budget", metavar="SECONDS", min=0, help="Time limit for trying more than the best prediction."),
 ]
 FallbackOption = Annotated[
-    str | None, typer.Option("--fallback", metavar="onnxruntime", help="Who computes what cannot be compiled.")
+    str | None, typer.Option("--fallback", metavar="onnxruntime", help="Runtime for nodes that cannot be compiled.")
 ]
 SchedulerOption = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Dask scheduler whose workers build.")
@@ -83,16 +83,17 @@ ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads a call may use; all cores of the processor by default.")
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write the compiled model to.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace the folder of --out where roller wrote it.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the folder of --out if roller wrote it.")]
 CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take kernels from the cache, and keep them.")]
 ProveOption = Annotated[
     float, typer.Option("--prove-s", metavar="SECONDS", min=0, help="With --out, for a GPU elsewhere: emulate kernels.")
 ]
 RemeasureOption = Annotated[
-    bool, typer.Option("--remeasure", help="Choose and time kernels once more that the cache has already.")
+    bool, typer.Option("--remeasure", help="Choose and time kernels again even if they are cached.")
 ]
 ListOption = Annotated[
-    bool, typer.Option("--list-unsupported", help="Only list what cannot be compiled; exit code 2 where there is any.")
+    bool,
+    typer.Option("--list-unsupported", help="Only list nodes that cannot be compiled; exit code 2 if there are any."),
 ]
 
 
@@ -219,7 +220,7 @@ def shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
         if not equals or not name or not re.fullmatch(r"(\d+([x,]\d+)*)?", sizes):
             raise typer.BadParameter(f"--shape: expected INPUT=1x3x224x224 or INPUT=1,3,224,224, got '{text}'.")
         if name in shapes:
-            raise typer.BadParameter(f"--shape: expected one shape of '{name}', got two. Leave one away.")
+            raise typer.BadParameter(f"--shape: expected one shape of '{name}', got two. Leave one out.")
         shapes[name] = tuple(int(s) for s in re.split("[x,]", sizes) if s)
     return shapes
 

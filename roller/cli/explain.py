@@ -59,7 +59,7 @@ def explain_command(
     expr = roller.ops.parse(expression)
     if why_not is not None:
         if program is not None:
-            raise typer.BadParameter("expected --program or --why-not, which is held against the best program.")
+            raise typer.BadParameter("expected --program or --why-not, which compares with the best program; got both.")
         against = _why_not(expr, spec, why_not)
         _show(why_sections(against), against.to_dict(), as_json)
         return

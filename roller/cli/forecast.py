@@ -42,7 +42,9 @@ PolicyOption = Annotated[
     str | None,
     typer.Option("--policy", help="Whose kernels: library (of PyTorch; entry files), compiled, or roller (models)."),
 ]
-TopOption = Annotated[int, typer.Option("--top", min=0, help="Most expensive operators and modules to print of each.")]
+TopOption = Annotated[
+    int, typer.Option("--top", min=0, help="Number of most expensive operators and of modules to print.")
+]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ ArgumentsOption = Annotated[
     str, typer.Option("--arguments", metavar="TEXT", help="Of the constructor: 'width=64, depth=2'.")
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="By default the model's name with _entry behind it.")
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="By default the model's name with _entry appended.")
 ]
 
 

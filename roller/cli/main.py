@@ -57,7 +57,9 @@ def _operators(wanted: bool) -> None:
 def _options(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     operators: Annotated[
         bool,
         typer.Option("--list-operators", callback=_operators, is_eager=True, help="Operators, arguments, epilogues."),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from roller.insight.memory.simulate import Memory
     from roller.insight.traced_step import TracedStep
 
-TopOption = Annotated[int, typer.Option("--top", min=0, help="Holders of bytes at the peak to print.")]
+TopOption = Annotated[int, typer.Option("--top", min=0, help="Number of holders of bytes at the peak to print.")]
 AllocatorOption = Annotated[
     str, typer.Option("--allocator", metavar="CONF", help="As PYTORCH_ALLOC_CONF, e.g. expandable_segments:True.")
 ]

@@ -35,7 +35,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             "type": float,
             "default": PATIENCE_S,
             "metavar": "SECONDS",
-            "help": "Stop a cell that shows no sign of training for so long.",
+            "help": "Stop a cell that shows no sign of training within this time.",
         },
     ),
 )

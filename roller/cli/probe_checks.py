@@ -20,9 +20,7 @@ def check_options(
 ) -> None:  # fmt: skip
     """Raise if options exclude each other."""
     if bundle is not None and results is not None:
-        raise UsageError(
-            "--import: expected no --bundle beside it. Write a bundle first, import its times after it ran."
-        )
+        raise UsageError("--import: expected no --bundle beside it. Write a bundle first, then import its results.")
     if nearest is not None and bundle is None:
         raise UsageError(f"--device: expected --bundle DIR beside it, got '{nearest}' alone. Leave it out.")
     _refuse("--bundle", bundle, {"--out": out is not None, "--quick": quick})
@@ -39,7 +37,7 @@ def check_options(
 def _refuse(option: str, given: Path | None, others: dict[str, bool]) -> None:
     wrong = [name for name, there in others.items() if there]
     if given is not None and wrong:
-        raise UsageError(f"{option}: expected no {' and no '.join(wrong)} beside it: it would not count. Leave it out.")
+        raise UsageError(f"{option}: expected no {' and no '.join(wrong)} beside it: it has no effect. Leave it out.")
 
 
 def _check_device(device: str | None) -> None:
@@ -68,7 +66,7 @@ def _check_nearest(device: str | None, nearest: str | None) -> None:
         return
     if not is_reachable(device):
         raise SpecError(
-            f"probe: expected 'cuda:N' or 'rocm:N' beside --device {nearest}, got '{device}'. Leave one of them away."
+            f"probe: expected 'cuda:N' or 'rocm:N' beside --device {nearest}, got '{device}'. Leave one of them out."
         )
     language, expected = spec.target.get("language"), parse(device).target.language
     if expected not in ("", language):
@@ -110,7 +108,7 @@ def check_quick(path: Path) -> None:
     if not is_quick(found):
         raise ArtifactError(
             f"--quick: {path}: expected no profile or a quick one, got a full one, which one round would spoil. Leave "
-            "--quick away, give another --out FILE.yaml, or delete the file."
+            "--quick out, give another --out FILE.yaml, or delete the file."
         )
 
 

@@ -33,7 +33,7 @@ def probe_device(device: str, settings: Sequence[str] | None, out: Path | None, 
     handle = parse(device)
     overrides_of(settings)  # raise on wrong settings before the device is opened
     if handle.target.pretends and out is not None:
-        raise ArtifactError(f"device '{device}': its times are not measured. Leave --out away.")
+        raise ArtifactError(f"device '{device}': its times are not measured. Leave --out out.")
 
     def describe(properties: DeviceProperties) -> DeviceSpec:
         return _described(handle, properties, settings)
@@ -72,7 +72,7 @@ def import_probes(results_path: Path, out: Path | None, show: Show) -> None:
         check_out(out, "gpu")
     session, results = session_of_results(results_path)
     if pretends(results["kind"]) and out is not None:
-        raise ArtifactError(f"{results_path}: was run on a null device; its times are not measured. Leave --out away.")
+        raise ArtifactError(f"{results_path}: was run on a null device; its times are not measured. Leave --out out.")
     report = run_probes(probes("gpu"), session, session.spec, 1)
     if not results["complete"]:
         report = replace(

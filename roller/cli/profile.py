@@ -58,7 +58,7 @@ AmpOption = Annotated[
 ]
 DepthOption = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="Levels of the tree to print.")]
 TopOption = Annotated[
-    int, typer.Option("--top", min=1, metavar="N", help="Children of a node to print; twice as many lines.")
+    int, typer.Option("--top", min=1, metavar="N", help="Number of children of a node to print; twice as many lines.")
 ]
 SortOption = Annotated[str, typer.Option("--sort", metavar="NAME", help="Order by time or memory.")]
 CurveOption = Annotated[
@@ -73,14 +73,14 @@ MeasureSecondsOption = Annotated[
 ]
 AgainstOption = Annotated[
     str,
-    typer.Option("--against", metavar="WHAT", help="Print the difference to it: a file, git:REV or device:NAME."),
+    typer.Option("--against", metavar="WHAT", help="Print the difference from a file, git:REV or device:NAME."),
 ]
 BudgetOption = Annotated[
     Path | None,
     typer.Option("--budget", metavar="FILE", help="Exit with 1 if the profile exceeds these limits."),
 ]
 SarifOption = Annotated[
-    Path | None, typer.Option("--sarif", metavar="FILE", help="Write what exceeds the budget, for code scanning.")
+    Path | None, typer.Option("--sarif", metavar="FILE", help="Write exceeded limits as SARIF, for code scanning.")
 ]
 WriteBudgetOption = Annotated[
     Path | None, typer.Option("--write-budget", metavar="FILE", help="Write a budget that this profile keeps.")

@@ -34,7 +34,7 @@ InputsOption = Annotated[
 ]
 OutputsOption = Annotated[Path | None, typer.Option("--outputs", metavar="Y.npz", help="Where results are written.")]
 RepeatsOption = Annotated[
-    int, typer.Option("--repeats", min=1, help="Calls that are timed at least; short ones are timed more often.")
+    int, typer.Option("--repeats", min=1, help="Least number of timed calls; short ones are timed more often.")
 ]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", "-d", help="'cuda:N' or 'rocm:N' for a model of a GPU; number 0 when absent.")
@@ -42,7 +42,7 @@ DeviceOption = Annotated[
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads a call may use; as it was compiled by default.")
 ]
-ProfileOption = Annotated[bool, typer.Option("--profile", help="Time every step: predicted beside measured.")]
+ProfileOption = Annotated[bool, typer.Option("--profile", help="Time every step; print predicted and measured times.")]
 
 
 def run_model_command(

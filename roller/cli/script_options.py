@@ -18,7 +18,9 @@ GivenArgument = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
 PatienceOption = Annotated[
     float,
-    typer.Option("--patience", metavar="SECONDS", help="Stop a script that shows no sign of training for so long."),
+    typer.Option(
+        "--patience", metavar="SECONDS", help="Stop a script that shows no sign of training within this time."
+    ),
 ]
 
 

@@ -60,7 +60,9 @@ LiveOption = Annotated[
 ]
 PatienceOption = Annotated[
     float,
-    typer.Option("--patience", min=1.0, metavar="SECONDS", help="Stop a profile that makes no progress for so long."),
+    typer.Option(
+        "--patience", min=1.0, metavar="SECONDS", help="Stop a profile that makes no progress within this time."
+    ),
 ]
 
 

@@ -19,7 +19,7 @@ from roller.errors import RollerWarning, printable
 _LOG = logging.getLogger("roller")
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, notes or warnings: results and errors.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every step as it is done; errors with a trace.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every finished step; errors with a traceback.")]
 
 
 def set_verbosity(*, quiet: bool, verbose: bool) -> None:

@@ -39,15 +39,15 @@ DoOption = Annotated[
         "--do", metavar="CHANGE", help="A change, such as amp or ddp:devices=8,bandwidth=25e9; several add up."
     ),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Try every change that suits, alone and the best in pairs.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Try every applicable change alone, and the best in pairs.")]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="What the profile was made on, not what you wonder about: prices what is new. Entry files need it.",
+        help="Device of the profile, which prices new kernels. Entry files need it.",
     ),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Also where much of the profile cannot be explained.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Answer even if much of the profile cannot be explained.")]
 PerfettoOption = Annotated[
     Path | None, typer.Option("--perfetto", metavar="FILE", help="Write timelines before and after, as trace events.")
 ]

@@ -105,7 +105,7 @@ def _rename_both(new: Path, folder: Path, earlier: Path) -> None:
             os.replace(earlier, folder)
         except OSError as err:
             kept = f"The earlier model is kept in {earlier}, the new one in {new}"
-            raise ArtifactError(f"{folder}: somebody else wrote there meanwhile. {kept}: move them.") from err
+            raise ArtifactError(f"{folder}: another process wrote there meanwhile. {kept}: move them.") from err
         if isinstance(failed, OSError):
             raise ArtifactError(f"{folder}: cannot be replaced ({failed.strerror}). Choose another folder.") from failed
         raise

@@ -89,7 +89,7 @@ class Slot:
             if not held:
                 raise LaunchError(
                     f"{where}: argument 'out': '{self.name}': expected {wanted}, got one that is not. "
-                    "Pass numpy.empty(shape, dtype), or leave 'out' away."
+                    "Pass numpy.empty(shape, dtype), or leave 'out' out."
                 )
         return array
 

@@ -131,13 +131,13 @@ class EditorSession:
             try:
                 await self._take(message, options)
             except Exception:  # noqa: BLE001 - logged; later messages are shown
-                _log.exception("%s: a message of the session was passed over", self.project.entry_name)
+                _log.exception("%s: a message of the session was skipped", self.project.entry_name)
             finally:
                 self._takes = False
             try:
                 self._changed(self, message)
             except Exception:  # noqa: BLE001 - logged; later messages are shown
-                _log.exception("%s: the editor was not told of a message", self.project.entry_name)
+                _log.exception("%s: the editor was not notified of a message", self.project.entry_name)
 
     async def _take(self, message: Mapping[str, Any], options: StepOptions) -> None:
         if message["type"] == "result" and message["stage"] != "profile":
