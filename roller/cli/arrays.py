@@ -23,7 +23,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     try:
         with open_file(path) as raw:
             if raw.read(_MAGIC_BYTES)[:-2] == np.lib.format.MAGIC_PREFIX:
-                raise ValueError("it holds one unnamed array")
+                raise ValueError("it holds one array without a name")
             with zipfile.ZipFile(raw) as file:
                 members = {m.filename.removesuffix(".npy"): m for m in file.infolist()}
                 return {n: _array(file, m) if n in names else np.empty(0) for n, m in members.items()}
