@@ -1,1 +1,1 @@
-"""Backends: each builds and launches the artifacts of one language."""
+"""Backends: build and launch the artifacts of each language."""

@@ -1,4 +1,4 @@
-"""Build kernels with the toolchains of their languages."""
+"""Build kernels with the toolchain of their language."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from roller.targets import target_of_language
 
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
-    """Build a GPU artifact with the toolchain of its language; a CPU artifact is built when it is lowered."""
+    """Build a GPU artifact with its toolchain; CPU artifacts are built when they are lowered."""
     return target_of_language(artifact.language, artifact.expression.name).build(artifact)

@@ -1,4 +1,4 @@
-"""What a caller may pass a kernel besides arrays: every launcher refuses what it does not know in the same words."""
+"""Check the options of a kernel call; all launchers share the error message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roller.errors import LaunchError, did_you_mean
 
 
 def refuse_unknown(name: str, label: str, given: Iterable[str], known: tuple[str, ...], remedy: str) -> None:
-    """Refuse options a launcher does not know; what looks like an input is told that these are positional.
+    """Raise on options that a launcher does not know; mention that inputs are positional.
 
     Examples
     --------

@@ -1,7 +1,6 @@
-"""Messages between the profiler and its device processes: a JSON header and binary blobs, length-prefixed.
+"""Messages between profiler and device processes: a JSON header and binary blobs, length-prefixed.
 
-No pickle: a message can be damaged or refused, but not run. Arrays travel as blobs with their dtype and shape
-in the header.
+Without pickle, a damaged message cannot execute code. Arrays are blobs with dtype and shape in the header.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from typing import Any
 import numpy as np
 
 _HEAD = struct.Struct("<Q")
-#: A header or blob above this size is a damaged stream, not a message (bytes).
+#: Largest header or blob in bytes; a larger size means a damaged stream.
 _LARGEST = 1 << 31
 
 
 class ChannelClosed(Exception):
-    """The other end is gone, or what it sent is no message."""
+    """The other end is gone, or its data is not a message."""
 
 
 class ChannelTimeout(Exception):
-    """Nothing complete arrived in time."""
+    """No complete message arrived in time."""
 
 
 def send(fd: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
@@ -66,7 +65,7 @@ def _read(fd: int, size: int, deadline: float | None) -> bytes:
 
 
 def pack(arrays: Sequence[np.ndarray]) -> tuple[list[list[Any]], list[bytes]]:
-    """Return descriptions and blobs of arrays; :func:`unpack` is the inverse."""
+    """Return descriptions and blobs of arrays; the inverse of :func:`unpack`."""
     return [[a.dtype.str, list(a.shape)] for a in arrays], [np.ascontiguousarray(a).tobytes() for a in arrays]
 
 

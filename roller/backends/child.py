@@ -1,4 +1,4 @@
-"""The profiler's end of a device process: start, ask with a time limit, replace after a fault."""
+"""Parent's side of a device process: start, request with a time limit, restart after a fault."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from roller.errors import LaunchError
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
 
-#: Seconds a device may take to be opened (a CUDA context, a cold driver).
+#: Time limit in seconds for opening a device (a CUDA context, a cold driver).
 START_TIMEOUT_S = 120.0
-#: Seconds a killed process may take to be gone.
+#: Time limit in seconds for a killed process to end.
 _LEAVE_S = 10.0
 
 
 class DeviceFault(Exception):
-    """A request failed; ``status`` and ``reason`` belong into the candidate's record."""
+    """A request failed; ``status`` and ``reason`` go into the candidate's record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -36,35 +36,33 @@ class DeviceFault(Exception):
 
 
 class DeviceProcess:
-    """A process that holds one device; started on first use, and again after a fault.
+    """Process that holds one device; started on first use and again after a fault.
 
     Parameters
     ----------
-    handle
-        The device.
     command
-        What is started in place of this package's worker, for instance under a checker; the device's name follows.
+        Command to start instead of this package's worker, e.g. under a checker; the device's name is appended.
     """
 
     def __init__(self, handle: DeviceHandle, command: Sequence[str] = ()) -> None:
         self.handle = handle
         self._command = tuple(command) or (sys.executable, "-m", "roller.runtime.worker")
-        #: Counts starts: what a process was told is gone when this changes.
+        #: Number of starts; a new process does not have the state sent to the previous one.
         self.generation = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether the process started last still runs."""
+        """Whether the last started process is running."""
         return self._process is not None
 
     def properties(self) -> DeviceProperties:
-        """Return what the device says of itself."""
+        """Return the properties of the device."""
         try:
             reply, _ = self.request({"op": "properties"}, timeout_s=START_TIMEOUT_S)
         except DeviceFault as err:
-            # A missing package is reported by the device itself; anything else gets its name here.
+            # The device itself reports a missing package; other errors get the device's name here.
             known = err.status == "failed"
             text = err.reason if known else f"device '{self.handle.text}': cannot be opened: {err.reason}"
             raise LaunchError(text) from err
@@ -119,7 +117,7 @@ class DeviceProcess:
         return self._process
 
     def _last_words(self) -> str:
-        """Say how the process ended, with the last line it wrote."""
+        """Describe how the process ended, with the last line of its standard error."""
         process, stderr = self._process, self._stderr
         assert process is not None and stderr is not None
         try:
@@ -134,9 +132,9 @@ class DeviceProcess:
 
 
 def end_process(process: subprocess.Popen[bytes], stderr: IO[bytes] | None) -> None:
-    """Kill a process, and close what it was written to and read from."""
+    """Kill a process and close its streams."""
     process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in its driver: nothing ends it
+    with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver; it cannot be ended
         process.wait(_LEAVE_S)
     for stream in (process.stdin, process.stdout, stderr):
         if stream is not None:

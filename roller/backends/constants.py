@@ -1,4 +1,4 @@
-"""Constant inputs as a launcher needs them: their values as arrays, and their places among the other inputs."""
+"""Constant inputs for launchers: their values as arrays, and their positions among the inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.errors import LaunchError
 
 
 def constant_arrays(artifact: KernelArtifact) -> dict[int, np.ndarray]:
-    """Return the values of the constant inputs by position, read-only, in the dtype they are stored in."""
+    """Return the constant inputs by position as read-only arrays in their storage dtype."""
     found = {}
     for c in artifact.constants:
         t = artifact.expression.inputs[c.position]
@@ -36,7 +36,7 @@ def constant_arrays(artifact: KernelArtifact) -> dict[int, np.ndarray]:
 
 
 def with_constants(arrays: Sequence[Any], constants: Mapping[int, Any]) -> list[Any]:
-    """Return one array per input of the expression: the caller's in order, the constant ones in their places.
+    """Merge the caller's arrays, in order, with the constants at their positions.
 
     Examples
     --------

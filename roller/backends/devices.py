@@ -1,7 +1,7 @@
-"""Reachable devices by name: ``cuda:0``, ``rocm:1``, ``null:v100``; and which specification fits one.
+"""Parse names of reachable devices (``cuda:0``, ``rocm:1``, ``null:v100``), and match devices to specifications.
 
-This file knows properties, not products: a device takes the specification of the same architecture whose
-units and memory are nearest. Specifications are handed in, so that a bare machine needs none.
+A device gets the specification of the same architecture with the nearest units and memory. Specifications are passed
+in, so that a bare machine needs none.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from roller.targets import DEVICES, Target, device_name
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
 
-#: What names of devices begin with that check and time kernels in a process of their own.
+#: Prefixes of device names whose kernels are checked and timed in a separate process.
 KINDS = tuple(name for name, target in DEVICES.items() if target.worker)
 _NULL_OPTIONS = ("noise", "seed", "delay", "hang", "crash", "wrong", "out_of_bounds")
 
 
 @dataclass(frozen=True)
 class DeviceHandle:
-    """A device that can be asked to run something.
+    """Device that can run kernels.
 
     Parameters
     ----------
@@ -34,11 +34,11 @@ class DeviceHandle:
     index
         Number of the device on this machine.
     spec
-        Name of the specification it stands for, where it has no number.
+        Name of the specification of a device without number.
     options
         ``((name, value), ...)`` of a null device: ``noise`` (relative standard deviation of its times), ``seed``,
-        ``delay`` (seconds a check takes), and the positions of candidates that ``hang``, ``crash``, are ``wrong`` or
-        write ``out_of_bounds``.
+        ``delay`` (seconds of a check), and positions of candidates that ``hang``, ``crash``, are ``wrong`` or write
+        ``out_of_bounds``.
 
     Examples
     --------
@@ -53,12 +53,12 @@ class DeviceHandle:
 
     @property
     def target(self) -> Target:
-        """What there is to know of its kind."""
+        """Facts about its kind."""
         return DEVICES[self.kind]
 
     @property
     def text(self) -> str:
-        """The name :func:`parse` reads back."""
+        """Name that :func:`parse` accepts."""
         if self.target.numbered:
             return f"{self.kind}:{self.index}"
         options = "&".join(f"{k}={v}" for k, v in self.options)
@@ -67,24 +67,20 @@ class DeviceHandle:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What a device says of itself.
+    """Properties reported by a device.
 
     Parameters
     ----------
-    name
-        For people.
     arch
-        Architecture as specifications name it (``"sm_90"``, ``"gfx90a"``); empty for a null device.
+        Architecture as in specifications (``"sm_90"``, ``"gfx90a"``); empty for a null device.
     units
-        SMs or CUs.
-    memory_bytes
-        Device memory.
+        Number of SMs or CUs.
     cache_bytes
-        Last-level cache.
+        Size of the last-level cache.
     versions
-        ``((component, version), ...)``: CuPy, driver, runtime.
+        ``((component, version), ...)`` of CuPy, driver and runtime.
     stated
-        ``((path of a specification's field, number), ...)``: limits and sizes as the driver gives them.
+        ``((field of a specification, number), ...)``: limits and sizes reported by the driver.
     """
 
     name: str
@@ -97,7 +93,7 @@ class DeviceProperties:
 
 
 def is_reachable(device: object) -> bool:
-    """Return whether a device name means a device to run on, not a specification.
+    """Return whether a name means a device to run on, not a specification.
 
     Examples
     --------
@@ -111,7 +107,7 @@ def is_reachable(device: object) -> bool:
 
 
 def parse(device: str) -> DeviceHandle:
-    """Return the handle a name stands for.
+    """Parse a device name into a handle.
 
     Examples
     --------
@@ -158,7 +154,7 @@ def match(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSp
 
 
 def properties_of(data: Mapping[str, object]) -> DeviceProperties:
-    """Return properties from the plain data a device process sends."""
+    """Read properties from the plain data of a device process."""
     values = dict(data)
     raw = values.pop("versions", {})
     versions = tuple((str(k), str(v)) for k, v in raw.items()) if isinstance(raw, dict) else ()
@@ -168,7 +164,7 @@ def properties_of(data: Mapping[str, object]) -> DeviceProperties:
 
 
 def same_arch(one: str, other: str) -> bool:
-    """Return whether two architectures are one, features aside.
+    """Return whether two architectures are equal except for their feature suffix.
 
     Examples
     --------
@@ -179,5 +175,5 @@ def same_arch(one: str, other: str) -> bool:
 
 
 def _base(arch: str) -> str:
-    """Drop the suffix of architecture-specific features: ``sm_90a`` runs where ``sm_90`` is."""
+    """Drop the suffix of architecture-specific features: ``sm_90`` devices run ``sm_90a`` code."""
     return re.sub(r"^(sm_\d+)[a-z]$", r"\1", arch)

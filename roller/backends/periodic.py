@@ -1,8 +1,7 @@
-"""Inputs for kernels on a device that is far from the reference: any element is known without the whole array.
+"""Periodic random inputs, any element of which is known without the whole array.
 
-The reference reads a few hundred thousand elements of inputs that may hold billions. So an input repeats
-one block of random numbers of prime length: the device tiles it by plain copies (no kernel, hence no
-compiler, is needed there), and the reference looks elements up by their flat index.
+The reference reads a few hundred thousand elements of inputs that may hold billions. An input repeats one random block
+of prime length: the device tiles it by plain copies, without a compiler, and the reference computes elements by index.
 """
 
 from __future__ import annotations
@@ -17,19 +16,17 @@ from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import digits_of_inputs
 from roller.expr.factors import Drawing
 
-#: Elements of the block; a prime, so that rows and channels of usual sizes do not repeat in step with it.
+#: Elements of the block; a prime, so that rows and channels of usual sizes never coincide with its period.
 PERIOD = 4_194_301
-#: Elements by which successive inputs of one expression are shifted against each other.
+#: Offset in elements between successive inputs of one expression.
 _SHIFT = 1_000_003
 
 
 @functools.lru_cache(maxsize=8)
 def block(dtype: str, seed: int, digits: Drawing | None = None) -> np.ndarray:
-    """Return the repeated block as a device stores it: ``PERIOD`` elements, read-only.
-
-    Floats are standard normal, integers small, so that an int32 accumulator is exact, or what ``digits`` make of those
-    (:mod:`roller.expr.exact_inputs`, :mod:`roller.expr.factors`).
-    """
+    """Return the repeated block in its storage dtype: ``PERIOD`` elements, read-only."""
+    # Floats are standard normal and integers small, so that an int32 accumulator is exact; digits replaces them for
+    # sums and products that need it (expr/exact_inputs.py, expr/factors.py).
     rng = np.random.default_rng([seed, 0x0B10C])
     out: np.ndarray
     if dtype == "bool":
@@ -49,18 +46,16 @@ def block(dtype: str, seed: int, digits: Drawing | None = None) -> np.ndarray:
 
 
 class PeriodicInput:
-    """One input of an expression; indexes like an array, holds only the block.
+    """Input that is indexed like an array but stores only the block.
 
     Parameters
     ----------
-    tensor
-        Shape and dtype.
     position
-        Which input of the expression it is; inputs are shifted against each other.
+        Index among the expression's inputs, which are shifted against each other.
     seed
         Equal seeds give equal numbers on every machine.
     digits
-        How elements are chosen where usual ones hide a term of a sum or a factor of a product.
+        Choice of elements if the usual ones would hide a term of a sum or a factor of a product.
 
     Examples
     --------
@@ -77,7 +72,7 @@ class PeriodicInput:
 
     @functools.cached_property
     def _block(self) -> np.ndarray:
-        """What is repeated; where an input of zeros and others is shorter than that, they are spread over its shape."""
+        """Repeated block; in short sparse inputs the nonzero elements are spread over the shape."""
         dtype, digits, elements = self.tensor.dtype, self.digits, self.tensor.elements
         if digits is None or digits.density == 1 or elements > PERIOD:
             return block(dtype, self.seed, digits)
@@ -89,7 +84,7 @@ class PeriodicInput:
         return out
 
     def first(self) -> np.ndarray:
-        """Return the stored elements of one period, or of the whole input where that is shorter."""
+        """Return the stored elements of one period, or of the whole input if it is shorter."""
         return np.roll(self._block, -self.start)[: self.tensor.elements]
 
     def __getitem__(self, index: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -102,7 +97,7 @@ class PeriodicInput:
         return values_of(self._block[flat % PERIOD], self.tensor.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Materialise the whole input; for small ones."""
+        """Materialise the whole input, if it is small."""
         del copy
         flat = self._block[(np.arange(self.tensor.elements) + self.start) % PERIOD]
         out = values_of(flat, self.tensor.dtype).reshape(self.shape)

@@ -1,4 +1,4 @@
-"""Arrays by name out of a file of NumPy's, whose sizes are asked before memory is taken for them."""
+"""Read named arrays from a NumPy file; check their sizes before allocating memory for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAGIC_BYTES = len(np.lib.format.MAGIC_PREFIX) + 2
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the arrays of an ``.npz`` file."""
+    """Return the arrays of an ``.npz`` file; arrays that are not named in ``names`` are left empty."""
     try:
         with open_file(path) as raw:
             if raw.read(_MAGIC_BYTES)[:-2] == np.lib.format.MAGIC_PREFIX:
@@ -35,12 +35,12 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return an array whose header, file and bytes agree."""
+    """Return an array after checking that its header's size equals the stored bytes."""
     with file.open(member) as data:
         shape, dtype = _header(data)
         size, held = math.prod(shape) * dtype.itemsize, member.file_size - data.tell()
         if size != held:
-            raise ValueError(f"'{member.filename}' says it has {size} bytes, and has {held}")
+            raise ValueError(f"'{member.filename}' has {held} bytes, but its header gives {size}")
     with file.open(member) as data:
         found: np.ndarray = np.lib.format.read_array(data, allow_pickle=False)
     return found

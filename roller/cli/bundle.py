@@ -1,4 +1,4 @@
-"""``roller bundle``: kernels for a machine elsewhere, built here; its measurements brought home."""
+"""``roller bundle``: build kernels for another machine here, and import its measurements."""
 
 from __future__ import annotations
 
@@ -48,28 +48,32 @@ bundle_app = typer.Typer(
     add_completion=False,
 )
 
-#: Size a set of kernels stays under unless asked otherwise (bytes).
+#: Default limit of a bundle's size, in bytes.
 LIMIT_BYTES = 60_000_000
 
-#: Takes an id and a lowered kernel; returns the kernel with what is known of it, and what is wrong, or nothing.
+#: Function of a candidate's id and lowered kernel; returns the kernel with its proof, and the error found or ``""``.
 Prove = Callable[[str, KernelArtifact], tuple[KernelArtifact, str]]
 
 OpsOption = Annotated[Path, typer.Option("--ops", help="YAML with rows of operators, e.g. benchmarks/operators.yaml.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must not exist.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size; the rows' own when absent.")]
 FilterOption = Annotated[str, typer.Option("--filter", help="Comma-separated ids or patterns, e.g. 'M*,C1?'.")]
-LimitOption = Annotated[int, typer.Option("--limit-bytes", min=1, help="Leave binaries out, worst ranks first, above.")]
+LimitOption = Annotated[
+    int, typer.Option("--limit-bytes", min=1, help="Size above which binaries are left out, worst ranks first.")
+]
 ProveOption = Annotated[
     float,
-    typer.Option("--prove-s", metavar="SECONDS", min=0, help="Emulate kernels for so long, all together; 0 for none."),
+    typer.Option("--prove-s", metavar="SECONDS", min=0, help="Total time for emulating kernels; 0 for none."),
 ]
-SourcesOption = Annotated[bool, typer.Option("--sources", help="Leave all binaries out; build where it is run.")]
+SourcesOption = Annotated[
+    bool, typer.Option("--sources", help="Leave all binaries out; build them on the other machine.")
+]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="JSON of `roller.runtime.bundle run`.")]
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One operator to construct, lower and build."""
+    """Operator to construct, lower and build."""
 
     row: Mapping[str, Any]
     spec: DeviceSpec
@@ -96,8 +100,8 @@ def create_command(
 ) -> None:
     """Construct, lower and build the best candidates of a list of operators, and write them as one folder.
 
-    Kernels are run on the emulator first, the best of every operator before others, as long as --prove-s lasts; what is
-    wrong is left out, what was not proved is listed. Run the folder where a GPU is with
+    Kernels run on the emulator first, the best of every operator before others, for --prove-s seconds at most. Wrong
+    kernels are left out; unproved ones are listed. Run the folder on a machine with a GPU:
     ``python -m roller.runtime.bundle run FOLDER --json r.json``.
     """
     rows, spec = operator_rows(ops, pattern), device_of(device, settings)
@@ -110,17 +114,7 @@ def create_command(
 
 @dataclass(frozen=True)
 class Created:
-    """A bundle that was written.
-
-    Parameters
-    ----------
-    manifest
-        What it says of itself.
-    built
-        What became of every operator, by id.
-    left_out
-        Binaries that went, so that it stays small enough.
-    """
+    """Bundle that was written: its manifest, the build result of each operator, and the number of binaries left out."""
 
     manifest: Mapping[str, Any]
     built: Mapping[str, BuildResult[Any]]
@@ -132,7 +126,7 @@ def create_bundle(
     batch: int | None = None, limit_bytes: int = LIMIT_BYTES, workers: int | None = None, binaries: bool = True,
     prove_s: float = 0.0,
 ) -> Created:  # fmt: skip
-    """Construct, lower and build the best candidates of rows of operators, and write them as one folder."""
+    """Construct, lower and build the best candidates of operators, and write them as one folder."""
     check_target(out)
     if not spec.traits.discrete:
         raise ArtifactError(
@@ -149,7 +143,7 @@ def create_bundle(
 def build_operators(
     jobs: Mapping[str, Any], build_one: Callable[[Any], tuple[OperatorEntry, bytes]], workers: int | None
 ) -> dict[str, BuildResult[tuple[OperatorEntry, bytes]]]:
-    """Return what became of every job, built in parallel."""
+    """Build all jobs in parallel; return the result of each by id."""
     import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
 
     with counted_steps("operators", len(jobs)) as told:
@@ -166,7 +160,7 @@ def build_operators(
 
 @bundle_app.command("import")
 def import_command(results: ResultsArgument, as_json: JsonOption = False) -> None:
-    """Feed the winners and measured times of a bundle's run into the cache of this machine."""
+    """Import the winners and measured times of a bundle's run into the cache of this machine."""
     done = import_results(results)
     if as_json:
         print_json(done)
@@ -191,7 +185,7 @@ def operator_of(
     name: str, expr: TensorExpr, candidates: Sequence[tuple[str, RProgram, Mapping[str, Any]]], spec: DeviceSpec,
     binaries: bool = True, flops: float | None = None, prove: Prove | None = None,
 ) -> tuple[OperatorEntry, bytes]:  # fmt: skip
-    """Lower and build the programs of one operator; what fails is listed with its reason."""
+    """Lower and build the programs of one operator; list the failed ones with their reasons."""
     good: list[tuple[str, KernelArtifact]] = []
     failed: list[tuple[str, str]] = []
     for candidate, program, estimate in candidates:
@@ -219,7 +213,7 @@ def operator_of(
 def _within(
     operators: list[tuple[OperatorEntry, bytes]], limit_bytes: int
 ) -> tuple[list[tuple[OperatorEntry, bytes]], int]:
-    """Leave binaries out, worst ranks of all operators first, until the set is small enough; return how many went."""
+    """Drop binaries, worst ranks first, until the bundle fits; return the operators and the number dropped."""
     most = max(entry.binaries for entry, _ in operators)
     kept = operators
     for keep in range(most, -1, -1):
@@ -237,7 +231,7 @@ def _within(
 
 
 def bundle_header(spec: DeviceSpec, options: ConstructOptions, batch: int | None = None) -> dict[str, Any]:
-    """Return what the manifest says of a bundle as a whole."""
+    """Return the manifest entries that describe the whole bundle."""
     return {
         "device": spec.name,
         "spec": spec.to_dict(),
@@ -279,7 +273,7 @@ def _report(done: Created, out: Path, as_json: bool) -> None:
 
 
 def _proofs(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return operators and ranks of candidates by what is known of them; wrong ones are listed as failed."""
+    """Group candidates ("operator #rank") by proof status, and operators with wrong candidates by reason."""
     found: dict[str, list[str]] = {}
     for row in rows:
         for rank, known in enumerate(row.get("proved", ()), 1):

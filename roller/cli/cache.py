@@ -1,4 +1,4 @@
-"""``roller cache``: what is kept, where, and how to move or remove it."""
+"""``roller cache``: list, export, import and remove cached kernels."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ cache_app = typer.Typer(
     add_completion=False,
 )
 
-#: What the status of a kernel says, where it stands.
+#: Meaning of each kernel status.
 _STATUSES = {
-    "measured": "chosen by time on this machine, or brought home from its device",
-    "checked": "correct on its device, not timed: it was not in question",
+    "measured": "chosen by time on this machine, or imported from a run on its device",
+    "checked": "correct on its device, not timed: there was no other candidate",
     "predicted": "chosen by prediction, for a device that was not there",
     "doubtful": "timed while other programs disturbed it: measured again when it is asked for",
     "damaged": "its entry cannot be read: compiled again when it is asked for",
@@ -38,7 +38,7 @@ KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The beginning o
 SizeArgument = Annotated[
     str | None, typer.Argument(metavar="SIZE", help="For example 500M or 4GiB; 'none' for no limit. Shown if absent.")
 ]
-#: Said beside every limit.
+#: Rule printed with every limit.
 _LIMIT_RULE = "beyond it, what was used least recently goes"
 RecordsOption = Annotated[bool, typer.Option("--records", help="Remove the measured times as well.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file, e.g. kernels.tar.gz.")]
@@ -163,7 +163,7 @@ def import_command(file: FileArgument, as_json: JsonOption = False) -> None:
 
 
 def date(at: float | None) -> str:
-    """Return a time for people, of this machine's zone."""
+    """Format a Unix time in this machine's time zone; ``None`` is ``"-"``."""
     return "-" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
@@ -172,7 +172,7 @@ def _limit_text(limit_bytes: float) -> str:
 
 
 def size(count_bytes: float) -> str:
-    """Return a number of bytes for people.
+    """Format a number of bytes with a binary unit.
 
     Examples
     --------

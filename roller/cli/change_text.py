@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from roller.insight.whatif.memory_effect import MemoryEffect
 
-#: Characters of a change's name in a table; --json has the whole name.
+#: Longest change name in a table; --json prints the whole name.
 LONGEST_NAME = 44
 _MIB = 1 << 20
 
 
 def memory_text(effect: MemoryEffect) -> str:
-    """Return the change of memory with its unit; a short reason where it is not known."""
+    """Format a change of memory with its unit, or return a short reason why it is unknown."""
     if effect.delta_bytes is None:
         return effect.in_short
     if not effect.delta_bytes:

@@ -1,4 +1,4 @@
-"""``roller check``: hold a model to ONNX Runtime, on random inputs."""
+"""``roller check``: compare a model with ONNX Runtime on random inputs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from roller.models.compare import Comparison
 
 SetsOption = Annotated[int, typer.Option("--sets", min=1, help="Sets of random inputs.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Where random inputs begin.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")]
 ToleranceOption = Annotated[
     float | None,
-    typer.Option("--tolerance", min=0, help="Error of an output, relative to its largest magnitude; by its dtype."),
+    typer.Option(
+        "--tolerance",
+        min=0,
+        help="Allowed error of an output relative to its largest magnitude; by default by its dtype.",
+    ),
 ]
 
 
@@ -74,7 +78,7 @@ def check_command(
 
 
 def _need_peer(model: Path) -> None:
-    """Refuse before anything is compiled where there is nobody to compare with."""
+    """Raise if ONNX Runtime is not installed, before anything is compiled."""
     import importlib.util
 
     if importlib.util.find_spec("onnxruntime") is None:

@@ -1,4 +1,4 @@
-"""What the verbs share: options, tables, numbers for people, JSON for scripts."""
+"""Options, tables, number formats and JSON output that several verbs share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def top_k_of(text: str | int) -> int | str:
-    """Return the number of candidates a word asks for, or ``"auto"``."""
+    """Parse ``--top-k``: a number of candidates, or ``"auto"``."""
     if text == "auto":
         return "auto"
     try:
@@ -44,12 +44,12 @@ def top_k_of(text: str | int) -> int | str:
     return count
 
 
-#: A time for people.
+#: Format seconds with a suitable unit.
 seconds = seconds_text
 
 
 def one_of(option: str, value: str, known: Iterable[str]) -> str:
-    """Return the value of an option that takes certain words only.
+    """Return the value of an option after checking that it is one of the known words.
 
     Examples
     --------
@@ -96,7 +96,7 @@ SetOption = Annotated[
 
 
 def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
-    """Return numbers by dotted path from ``FIELD=VALUE`` settings."""
+    """Parse ``FIELD=VALUE`` settings into numbers by dotted path."""
     overrides: dict[str, float] = {}
     for text in settings or ():
         field, equals, value = text.partition("=")
@@ -109,7 +109,7 @@ def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
 
 
 def device_of(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
-    """Return the spec of a device, with ``FIELD=VALUE`` settings applied; what looks wrong in a file of one is told."""
+    """Load a device spec with overrides; with ``tells``, warn about suspicious numbers in the user's own YAML file."""
     overrides = overrides_of(settings)
     if is_reachable(name):
         from roller.arguments import target_of  # reaches drivers
@@ -123,7 +123,7 @@ def device_of(name: str, settings: Sequence[str] | None, *, tells: bool = True) 
 
 
 def tiles_of(settings: Sequence[str] | None, option: str = "--tile") -> dict[str, dict[str, int] | tuple[int, ...]]:
-    """Return tiles by layer from ``LAYER=AXIS:EXTENT,...`` or ``LAYER=EXTENT,...``.
+    """Parse tiles by layer from ``LAYER=AXIS:EXTENT,...`` or ``LAYER=EXTENT,...``.
 
     Examples
     --------
@@ -148,12 +148,12 @@ def tiles_of(settings: Sequence[str] | None, option: str = "--tile") -> dict[str
     return tiles
 
 
-#: A file of operators, as the error shows it that one is none.
+#: Example of a file of operators for error messages.
 OPERATORS_EXAMPLE = "operators:\n  - {id: projection, op: matmul, M: 4096, N: 4096, K: 1024, dtype: float16}"
 
 
 def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
-    """Return the operators of a YAML file whose id matches."""
+    """Return the operators of a YAML file whose id matches the pattern."""
     import yaml
 
     try:
@@ -173,7 +173,7 @@ def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse an output path that cannot be written before any work is spent on what goes there."""
+    """Raise if an output path cannot be written, before any work is done."""
     if path.is_dir():
         raise ArtifactError(f"{path}: expected a file, got a folder. Name a file in it.")
     if path.exists() and not path.is_file():
@@ -188,14 +188,14 @@ def check_writable(path: Path) -> None:
 
 
 def prediction_text(estimate: Estimate) -> str:
-    """Return the predicted time, its expected error and its bottleneck for people."""
+    """Format the predicted time, its expected error and its bottleneck."""
     low, high = estimate.interval_s
     spread = "" if estimate.expected_error is None else f"{estimate.spread} ({seconds(low)} to {seconds(high)})"
     return f"predicted {seconds(estimate.seconds)}{spread}, bound by {estimate.bottleneck}"
 
 
 def tile_text(extents: dict[str, int]) -> str:
-    """Return the extents above 1; the others say nothing."""
+    """Format the extents above 1."""
     return " ".join(f"{axis}={extent}" for axis, extent in extents.items() if extent > 1) or "1"
 
 
@@ -213,7 +213,7 @@ def candidate_json(candidate: Any) -> dict[str, Any]:
 
 
 def prediction_json(estimate: Estimate) -> dict[str, Any]:
-    """Return an estimate as JSON-ready data: seconds, how far they may be off, bottleneck, terms."""
+    """Return an estimate as JSON-ready data: seconds, error interval, bottleneck, terms."""
     return {
         "predicted_s": estimate.seconds,
         "expected_error": estimate.expected_error,
@@ -236,7 +236,7 @@ def program_json(program: RProgram) -> dict[str, Any]:
 
 
 def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None = None) -> Table:
-    """Return candidates as a table: what the model predicts beside what was measured."""
+    """Return a table of candidates with predicted and measured times."""
     rows = list(candidates)
     layers = rows[0].program.layers if rows else ()
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
@@ -259,7 +259,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
         status += "" if x.program.emitted else ", not emitted"
         if x.program.relaxed:
             status += f", relaxed {','.join(x.program.relaxed)}"
-        if x.reason and x.status != "doubtful":  # why that is stands below the table, once
+        if x.reason and x.status != "doubtful":  # the reason of doubt is printed once, below the table
             status += f": {first_line(x.reason)}"
         if x.proved:
             status += f", {first_line(x.proved)}"
@@ -271,7 +271,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
 
 
 def legend(candidates: Sequence[Any]) -> list[str]:
-    """Return a line that explains the statuses of candidates where they stand; none for what is plain."""
+    """Return a line that explains the statuses of the candidates; nothing if none needs it."""
     meanings = {"constructed": "not built", **STATUSES}
     found = {c.status for c in candidates}
     said = [f"{name} = {text}" for name, text in meanings.items() if name in found]
@@ -285,7 +285,7 @@ def legend(candidates: Sequence[Any]) -> list[str]:
 
 
 def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
-    """Return lines on what keeps programs of an expression from running: they are priced all the same."""
+    """Return notes on limits that keep the programs of an expression from running; they are priced all the same."""
     notes = [
         f"'{t.name}' has {t.elements:,} elements: offsets in kernels are 32 bits wide, so compile refuses "
         f"{OFFSET_ELEMENTS:,} and more. Split the operator."
@@ -302,13 +302,13 @@ def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
 
 
 def accuracy_notes(programs: Iterable[RProgram]) -> list[str]:
-    """Return a line on the structures among programs whose results differ from a direct sum, and how they do."""
+    """Return a note on structures whose results differ from a direct sum (e.g. Winograd)."""
     found = sorted({p.structure for p in programs if p.traits.output_side})
     return [f"{', '.join(found)}: {ACCURACY}"] if found else []
 
 
 def terms_table(estimate: Estimate) -> Table:
-    """Return every term of an estimate as a table."""
+    """Return a table of the terms of an estimate."""
     table = Table(box=box.SIMPLE)
     table.add_column("term")
     table.add_column("value", justify="right")
@@ -318,13 +318,13 @@ def terms_table(estimate: Estimate) -> Table:
 
 
 def first_line(text: str, width: int = 100) -> str:
-    """Return the first line of a text, shortened."""
+    """Return the first line of a text, truncated to ``width``."""
     line = text.strip().splitlines()[0] if text.strip() else ""
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def print_json(data: Any) -> None:
-    """Print data as indented JSON; numbers that are not finite, which JSON does not have, are null."""
+    """Print data as indented JSON; replace non-finite numbers by null."""
     typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False))
 
 

@@ -1,4 +1,4 @@
-"""``roller compare``: operators on several devices side by side, with what a million calls cost."""
+"""``roller compare``: operators on several devices side by side, with the cost of a million calls."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def compare_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Compare what operators take on devices, and what a million calls cost: `*` marks the fastest, `$` the cheapest.
+    """Compare times of operators on devices, and costs of a million calls: `*` marks the fastest, `$` the cheapest.
 
-    Everything is predicted, at the clock that lasts; nothing is built or run.
+    Everything is predicted, at the sustained clock; nothing is built or run.
     """
     from roller.insight import device_comparison
     from roller.insight.rate_card import read_rate_card
@@ -91,7 +91,7 @@ def compare_command(
 
 
 def _table(found: Comparison) -> Table:
-    """Return a row an operator and a column a device: time, and cost below it."""
+    """Return a table with a row per operator and a column per device: time, and the cost below it."""
     table = Table(box=box.SIMPLE)
     table.add_column("operator")
     for device in found.devices:

@@ -1,4 +1,4 @@
-"""``roller compile``: construct, build, check, time, keep the best."""
+"""``roller compile``: construct, build, check and time candidates, and keep the best."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from roller.cli.common import (
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.targets import pretends, target_for
 
-#: What becomes of a doubtful time.
+#: Treatment of a doubtful time.
 DOUBTFUL_RULE = "It is not kept as final: the next compile measures again, better on a quieter machine"
 
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write the artifact of the best kernel here.")]
 CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take the kernel from the cache, and keep it.")]
 RefineOption = Annotated[
-    float, typer.Option("--refine", metavar="SECONDS", min=0, help="Then search around the fastest for so long.")
+    float,
+    typer.Option("--refine", metavar="SECONDS", min=0, help="Then search around the fastest candidate for this time."),
 ]
 ProveOption = Annotated[
     bool, typer.Option("--prove", help="Run it on the emulator, for a device that is not here (needs g++).")
@@ -46,7 +47,7 @@ ProveSecondsOption = Annotated[
     float | None, typer.Option("--prove-s", metavar="SECONDS", min=0.01, help="Seconds a proof may run; 20 by default.")
 ]
 RemeasureOption = Annotated[
-    bool, typer.Option("--remeasure", help="Choose and time once more what the cache has already.")
+    bool, typer.Option("--remeasure", help="Choose and time again even if the kernel is cached.")
 ]
 SourceOption = Annotated[bool, typer.Option("--source", help="Print the best kernel's source as well.")]
 
@@ -133,7 +134,7 @@ def compile_command(
 
 
 def _clock_notes(kernel: CompiledKernel) -> list[str]:
-    """Return lines on where the times come from, and what they are worth."""
+    """Return notes on the origin of the times and their reliability."""
     notes = []
     if kernel.cached_at is not None:
         ran = any(c.status in ("measured", "checked") for c in kernel.candidates)

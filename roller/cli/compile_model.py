@@ -1,4 +1,4 @@
-"""``roller compile-model``: each kernel of an ONNX model once; the model as a folder that starts without a compiler."""
+"""``roller compile-model``: compile each kernel of an ONNX model once; write a folder that runs without a compiler."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: Where a kernel comes from, for people.
+#: Description of each origin of a kernel.
 ORIGINS = {
     "cached": "found in the cache",
     "compiled": "compiled now",
     "predicted": "the best prediction, as the budget ended before others were tried",
 }
-#: Who may compute what cannot be compiled.
+#: Runtimes that may compute nodes that cannot be compiled.
 RUNTIMES = tuple(name for name in FALLBACKS if name is not None)
-#: Kernels shown, the largest predicted share first.
+#: Number of kernels printed, the largest predicted share first.
 _SHOWN = 12
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file (or TensorFlow's .pb).")]
@@ -71,10 +71,10 @@ ShapeOption = Annotated[
 ]
 BudgetOption = Annotated[
     float | None,
-    typer.Option("--budget", metavar="SECONDS", min=0, help="Try more than the best prediction only for so long."),
+    typer.Option("--budget", metavar="SECONDS", min=0, help="Time limit for trying more than the best prediction."),
 ]
 FallbackOption = Annotated[
-    str | None, typer.Option("--fallback", metavar="onnxruntime", help="Who computes what cannot be compiled.")
+    str | None, typer.Option("--fallback", metavar="onnxruntime", help="Runtime for nodes that cannot be compiled.")
 ]
 SchedulerOption = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Dask scheduler whose workers build.")
@@ -83,16 +83,17 @@ ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads a call may use; all cores of the processor by default.")
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write the compiled model to.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace the folder of --out where roller wrote it.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the folder of --out if roller wrote it.")]
 CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take kernels from the cache, and keep them.")]
 ProveOption = Annotated[
     float, typer.Option("--prove-s", metavar="SECONDS", min=0, help="With --out, for a GPU elsewhere: emulate kernels.")
 ]
 RemeasureOption = Annotated[
-    bool, typer.Option("--remeasure", help="Choose and time kernels once more that the cache has already.")
+    bool, typer.Option("--remeasure", help="Choose and time kernels again even if they are cached.")
 ]
 ListOption = Annotated[
-    bool, typer.Option("--list-unsupported", help="Only list what cannot be compiled; exit code 2 where there is any.")
+    bool,
+    typer.Option("--list-unsupported", help="Only list nodes that cannot be compiled; exit code 2 if there are any."),
 ]
 
 
@@ -119,10 +120,10 @@ def compile_model_command(
 ) -> None:
     """Compile an ONNX model: every distinct kernel once, in parallel, or from the cache.
 
-    What is written for a GPU elsewhere is run on the emulator first, as long as --prove-s lasts (120 s by default, 0
-    for none); a kernel that is wrong gives way to the next candidate, what was not proved is listed.
+    Kernels for a GPU elsewhere run on the emulator before they are written, for --prove-s seconds at most (120 by
+    default, 0 for none); the next candidate replaces a wrong kernel, and unproved kernels are listed.
 
-    Exit code 2 where the model holds what cannot be compiled: all of it is listed, and nothing has been compiled.
+    Exit code 2 if some nodes cannot be compiled: all of them are listed, and nothing is compiled.
     """
     if fallback is not None:
         one_of("--fallback", fallback, RUNTIMES)
@@ -152,7 +153,7 @@ def compiled_or_listed(
     model: Path, device: str | DeviceSpec, batch: int | None, shapes: Sequence[str] | None, fallback: str | None,
     as_json: bool, **options: Any,
 ) -> CompiledModel:  # fmt: skip
-    """Return the model compiled; what cannot be is listed, and left with exit code 2."""
+    """Compile the model, or list its unsupported nodes and exit with code 2."""
     from roller.models import compile as stages
     from roller.models.options import ModelOptions
 
@@ -163,13 +164,13 @@ def compiled_or_listed(
     def make() -> Program:
         return _partitioned(_read(model, batch, shapes, as_json, fallback), fallback, as_json)
 
-    # Not within the compilation: a list of what is refused stands for itself, without a bar above it.
+    # Read before the compilation starts, so that no progress bar is printed above the list of unsupported nodes.
     program = stages.program_of(make, model, batch, shapes_of(shapes), noted=how.cache and fallback is None)
     return stages.compile_partitioned(program, device, how)
 
 
 def _device(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
-    """Return the device, as a specification where numbers of it are changed."""
+    """Return the name of a device, or its specification if settings change its numbers."""
     if settings and is_reachable(name):
         raise UsageError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
     if settings:
@@ -182,7 +183,7 @@ def _device(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
 def _read(
     model: Path, batch: int | None, shapes: Sequence[str] | None, as_json: bool, fallback: str | None = None
 ) -> Graph:
-    """Return the graph; where nodes have no known shape list all that cannot be compiled, with exit code 2."""
+    """Return the graph; if shapes of nodes are unknown, list all unsupported nodes and exit with code 2."""
     from roller.models.compile import read
 
     try:
@@ -195,7 +196,7 @@ def _read(
 
 
 def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
-    """Return what the GPU's bundle is checked against; where ONNX Runtime cannot tell, say so and go on without."""
+    """Return ONNX Runtime's results for checking a GPU's bundle; if there are none, print why and return nothing."""
     from roller.models.expected import expected_of
 
     try:
@@ -206,7 +207,7 @@ def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
 
 
 def shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """Return shapes by input from ``NAME=1x3x224x224`` or ``NAME=1,3,224,224`` settings.
+    """Parse shapes by input from ``NAME=1x3x224x224`` or ``NAME=1,3,224,224``.
 
     Examples
     --------
@@ -219,13 +220,13 @@ def shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
         if not equals or not name or not re.fullmatch(r"(\d+([x,]\d+)*)?", sizes):
             raise typer.BadParameter(f"--shape: expected INPUT=1x3x224x224 or INPUT=1,3,224,224, got '{text}'.")
         if name in shapes:
-            raise typer.BadParameter(f"--shape: expected one shape of '{name}', got two. Leave one away.")
+            raise typer.BadParameter(f"--shape: expected one shape of '{name}', got two. Leave one out.")
         shapes[name] = tuple(int(s) for s in re.split("[x,]", sizes) if s)
     return shapes
 
 
 def _partitioned(graph: Graph, fallback: str | None, as_json: bool) -> Program:
-    """Return the program; where nodes cannot be compiled list them all and leave with exit code 2."""
+    """Partition the graph; if nodes cannot be compiled, list them all and exit with code 2."""
     from roller.models.compile import partitioned
     from roller.models.onnx.lowered import lower_graph
 
@@ -240,7 +241,7 @@ def _partitioned(graph: Graph, fallback: str | None, as_json: bool) -> Program:
 
 
 def _row(refused: str) -> dict[str, str]:
-    """Return node, operator and reason of one line of the reader.
+    """Parse the node, operator and reason from a line of the reader.
 
     Examples
     --------
@@ -297,7 +298,7 @@ def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
     }
 
 
-#: Stages of compiling whose own names say nothing to who reads their times.
+#: Readable names of compilation stages.
 _STAGES = {"coschedule": "choosing what runs side by side"}
 
 
@@ -351,7 +352,7 @@ def _print(made: CompiledModel, out: Path | None) -> None:
 
 
 def _doubts(made: CompiledModel) -> dict[str, int]:
-    """Return what disturbed the times of kernels, with how many kernels; texts that differ in numbers count as one."""
+    """Count kernels by the disturbance of their times; texts that differ only in numbers count as one."""
     return dict(grouped([a.doubt.rpartition(": ")[0] or a.doubt for a in made.artifacts.values() if a.doubt]))
 
 

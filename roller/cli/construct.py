@@ -1,4 +1,4 @@
-"""``roller construct``: ranked programs without TVM and without a device."""
+"""``roller construct``: construct and rank programs without TVM and without a device."""
 
 from __future__ import annotations
 

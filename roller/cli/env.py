@@ -1,4 +1,4 @@
-"""``roller env``: versions, compilers, devices and cache, for a bug report."""
+"""``roller env``: print versions, compilers, devices and cache for a bug report."""
 
 from __future__ import annotations
 

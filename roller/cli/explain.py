@@ -1,4 +1,4 @@
-"""``roller explain``: why the best program is as it is, and why another one is not."""
+"""``roller explain``: why the best program was chosen, and why another one was not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WhyNotOption = Annotated[
         help="A program's name, or tiles: 'shared=i:64,j:64,k:8 register=4,4 stages=2'.",
     ),
 ]
-#: Words among tiles that say what they do not.
+#: Parameters of a program that are written beside its tiles.
 _NUMBERS = ("stages", "split_k", "raster")
 
 
@@ -51,15 +51,15 @@ def explain_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Tell how the best program is constructed, term by term what its time is made of, and what would lift it.
+    """Explain how the best program is constructed, the terms of its time, and what would improve it.
 
-    With --why-not: by which capacity or term another program is worse. Nothing is built or run.
+    With --why-not: name the capacity or term by which another program is worse. Nothing is built or run.
     """
     spec = device_of(device, settings)
     expr = roller.ops.parse(expression)
     if why_not is not None:
         if program is not None:
-            raise typer.BadParameter("expected --program or --why-not, which is held against the best program.")
+            raise typer.BadParameter("expected --program or --why-not, which compares with the best program; got both.")
         against = _why_not(expr, spec, why_not)
         _show(why_sections(against), against.to_dict(), as_json)
         return
@@ -68,7 +68,7 @@ def explain_command(
 
 
 def _why_not(expr: roller.TensorExpr, spec: DeviceSpec, text: str) -> WhyNot:
-    """Return what speaks against the program that a name, or tiles, say."""
+    """Explain why the program of a name, or of tiles, was not chosen."""
     words = text.split()
     if "/" in words[0] if words else True:
         return roller.why_not(expr, spec, text)

@@ -1,4 +1,4 @@
-"""What is said of a device as it is first used: that its rates are assumed until it is probed, what looks wrong."""
+"""Notes on the first use of a device: assumed rates of an unprobed processor, suspicious numbers in a YAML file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller.targets import device_name
 
 
 def tell_unprobed(name: str, spec: DeviceSpec) -> None:
-    """Say on standard error, once per machine, how to have this processor's rates measured."""
+    """Print to standard error, once per machine, how to measure this processor's rates."""
     note = unprobed_note(spec) if device_name(name) == THIS_MACHINE and not is_quiet() else ""
     if not note:
         return
@@ -25,13 +25,13 @@ def tell_unprobed(name: str, spec: DeviceSpec) -> None:
     if told.exists():
         return
     typer.echo(f"roller: note: {note} This is said once.", err=True)
-    with contextlib.suppress(OSError):  # where nothing can be written it is said again
+    with contextlib.suppress(OSError):  # if the mark cannot be written, the note is printed again next time
         told.parent.mkdir(parents=True, exist_ok=True)
         told.touch()
 
 
 def tell_suspicious(name: str) -> None:
-    """Say on standard error what looks wrong in a file of a device; the shipped ones are tested."""
+    """Warn of suspicious numbers in a user's YAML file; tests check the shipped files."""
     if is_quiet() or not (name.endswith((".yaml", ".yml")) or os.sep in name):
         return
     for line in suspicions(load_spec(name)):
@@ -39,7 +39,7 @@ def tell_suspicious(name: str) -> None:
 
 
 def unprobed_note(spec: DeviceSpec) -> str:
-    """Return how far predictions for this processor may be off, and the remedy; empty where it has been probed."""
+    """Return the possible error of predictions for this processor and the remedy; ``""`` if it has been probed."""
     if not spec.machine or is_probed(spec):
         return ""
     factor = math.exp(spec.accuracy.prediction_error or 0.0)

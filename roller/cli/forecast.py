@@ -1,4 +1,4 @@
-"""``roller forecast``: how long a training step, or a model, takes on a device that is not here."""
+"""``roller forecast``: predict the time of a training step or a model on a device that is not here."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ PolicyOption = Annotated[
     str | None,
     typer.Option("--policy", help="Whose kernels: library (of PyTorch; entry files), compiled, or roller (models)."),
 ]
-TopOption = Annotated[int, typer.Option("--top", min=0, help="Most expensive operators and modules to print of each.")]
+TopOption = Annotated[
+    int, typer.Option("--top", min=0, help="Number of most expensive operators and of modules to print.")
+]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options ask for."""
+    """Parsed options of the verb."""
 
     devices: list[tuple[DeviceSpec, int]]
     batches: list[int | str | None]
@@ -79,7 +81,7 @@ def forecast_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Predict time and memory of a training step (entry file, needs PyTorch) or of a model (ONNX); no device is asked.
+    """Predict time and memory of a training step (entry file, needs PyTorch) or of a model (ONNX); no device is used.
 
     An entry file has `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`. A training
     script without them runs until its steps repeat, as in `roller profile`; its own arguments follow `--`.

@@ -1,4 +1,4 @@
-"""``roller init``: writes the three functions of an entry file for a model's class."""
+"""``roller init``: write an entry file's three functions for a model's class."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ArgumentsOption = Annotated[
     str, typer.Option("--arguments", metavar="TEXT", help="Of the constructor: 'width=64, depth=2'.")
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="By default the model's name with _entry behind it.")
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="By default the model's name with _entry appended.")
 ]
 
 
@@ -35,7 +35,7 @@ def init_command(
 ) -> None:
     """Write an entry file for a model: `model_provider`, `input_provider` and `iteration_provider`; needs PyTorch.
 
-    Its step runs once, on shapes, before the file is left there.
+    Its step runs once, on shapes only, before the file is kept.
     """
     from roller.insight.capture.entry_writer import write_entry
     from roller.insight.tracing import require_torch

@@ -1,4 +1,4 @@
-"""``roller lint``: the sizes of a model that a device pays for, and the nearest that align."""
+"""``roller lint``: find the sizes of a model that do not align with a device, and the nearest that do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ PolicyOption = Annotated[
     str, typer.Option("--policy", help="Whose kernels: roller's, or library (what cuBLAS and cuDNN run; GPUs).")
 ]
 GainOption = Annotated[
-    float, typer.Option("--least-gain", metavar="FACTOR", help="Tell what makes a kernel faster by this factor.")
+    float,
+    typer.Option(
+        "--least-gain", metavar="FACTOR", help="Report only padding that makes a kernel faster by this factor."
+    ),
 ]
 
 

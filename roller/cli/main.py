@@ -1,4 +1,4 @@
-"""Entry point of the ``roller`` command: what stands before a verb, and errors as one line."""
+"""Entry point of the ``roller`` command: global options, and errors as one line."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from roller.cli.verbosity import QuietOption, VerboseOption, is_verbose, set_ver
 from roller.cli.verbs import Verbs
 from roller.errors import RollerError, RollerWarning, bounded
 
-#: What asking for a path fails in, be it only whether something is there, where a user named none that can be.
+#: Errors of the operating system for a path that cannot exist or be read.
 _NO_PATH = (errno.ENAMETOOLONG, errno.EACCES)
-#: Exit codes: docs/command-line-json.md says the same.
+#: Exit codes, as in docs/command-line-json.md.
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 refused or failed, with one line on standard error; 2 wrong usage, or a model with nodes "
     "that cannot be compiled; 130 interrupted."
 )
-#: New objects after which cyclic garbage is looked for: modules are 10^5 objects that stay, and a short command is over
-#: before it leaves any garbage; with Python's 700 it spends a seventh of its time looking.
+#: New objects per garbage collection. Imported modules are 10^5 objects that stay, and a short command ends before it
+#: leaves garbage; with Python's default of 700, collections take a seventh of its time.
 _YOUNG_OBJECTS = 50_000
 
 app = typer.Typer(
@@ -57,7 +57,9 @@ def _operators(wanted: bool) -> None:
 def _options(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     operators: Annotated[
         bool,
         typer.Option("--list-operators", callback=_operators, is_eager=True, help="Operators, arguments, epilogues."),
@@ -70,7 +72,7 @@ def _options(
 def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning as a line: where in roller's sources it comes from tells a user nothing."""
+    """Format a warning as one line without its source location, which does not help a user."""
     del filename, lineno, line
     told = category.__name__ if not issubclass(category, RollerWarning) else "warning"
     return f"roller: {told}: {message}\n"

@@ -1,4 +1,4 @@
-"""``roller memory``: what a training step holds on a device that is not here, who holds it, and what fits."""
+"""``roller memory``: predict the memory of a training step on a device that is not here, its holders, and what fits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from roller.insight.memory.simulate import Memory
     from roller.insight.traced_step import TracedStep
 
-TopOption = Annotated[int, typer.Option("--top", min=0, help="Holders of bytes at the peak to print.")]
+TopOption = Annotated[int, typer.Option("--top", min=0, help="Number of holders of bytes at the peak to print.")]
 AllocatorOption = Annotated[
     str, typer.Option("--allocator", metavar="CONF", help="As PYTORCH_ALLOC_CONF, e.g. expandable_segments:True.")
 ]
@@ -96,9 +96,7 @@ def memory_command(
                 for size in sizes:
                     try:
                         rows.append(Row.of(step, spec, size, *way, conf))
-                    except (
-                        ModelError
-                    ) as error:  # e.g. bfloat16 where the device has none: the others still have answers
+                    except ModelError as error:  # e.g. a device without bfloat16; other rows continue
                         failed.append(error)
                         rows.append(Row(spec, size if isinstance(size, int) else 0, *way, None, str(error)))
                     done(rows[-1].device)
@@ -123,7 +121,7 @@ def memory_command(
 
 
 class Row:
-    """The memory of a step on a device, at one batch and in one way of training."""
+    """Memory of a step on a device, at one batch, precision and checkpointing."""
 
     def __init__(
         self, spec: DeviceSpec, batch: int, amp: str, checkpoint: bool, memory: Memory | None, said: str = "",
@@ -138,7 +136,7 @@ class Row:
         cls, step: TracedStep, spec: DeviceSpec, batch: int | str | None, amp: str, checkpoint: bool,
         conf: AllocatorSettings | None,
     ) -> Row:  # fmt: skip
-        """Return a row; of the largest batch, its memory, or why there is none."""
+        """Return the row of a batch, or of the largest one that fits."""
         from roller.insight.memory.largest_batch import fit_uncertainty_note
 
         if batch == LARGEST:
@@ -163,7 +161,7 @@ class Row:
         )
 
     def advice(self, step: TracedStep, conf: AllocatorSettings | None) -> list[str]:
-        """Return what makes a step fit that does not: each tried."""
+        """Return changes that make a step fit, each tried by simulation."""
         near = [self.near] if self.near else []
         if self.memory is None or self.memory.fits:
             return [*near, *([f"{self.device}: {self.said}."] if self.said else [])]
@@ -181,7 +179,7 @@ class Row:
                 continue
             try:
                 tried = step.memory(self.spec, batch=self.batch, amp=amp, checkpoint=checkpoint, settings=conf)
-            except ModelError:  # no blocks that repeat: nothing to run again
+            except ModelError:  # no repeated blocks, so nothing to checkpoint
                 continue
             lines.append(f"  {words}: {memory_text(tried)}")
         try:
@@ -192,7 +190,7 @@ class Row:
         return lines
 
     def errors_apart(self) -> list[str]:
-        """Return the errors of the monitor's figure: of the model, and of the environment."""
+        """Split the error of the monitor's figure into the errors of the model and of the environment."""
         memory = self.memory
         if memory is None or not memory.fits or not memory.context_most_bytes:
             return []
@@ -206,7 +204,7 @@ class Row:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data; all of it is predicted."""
+        """Return JSON-ready data; every number is predicted."""
         from roller.insight.memory.largest_batch import capacity_of
 
         memory = self.memory

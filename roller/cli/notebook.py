@@ -35,12 +35,12 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             "type": float,
             "default": PATIENCE_S,
             "metavar": "SECONDS",
-            "help": "Stop a cell that shows no sign of training for so long.",
+            "help": "Stop a cell that shows no sign of training within this time.",
         },
     ),
 )
 
-#: What messages of the tracer say of a script -> what they say of a cell.
+#: Wording of a tracer message about a script -> its wording about a cell.
 WORDS_OF_CELL = {
     "expected a script that ": "expected a cell that ",
     "Pass the arguments with which it trains after --, or give it more time": (
@@ -61,7 +61,7 @@ WORDS_OF_CELL = {
 
 
 def words_of_cell(text: str) -> str:
-    """Return a message of the tracer in the words of a notebook.
+    """Reword a tracer message about a script for a notebook cell.
 
     Examples
     --------
@@ -136,13 +136,13 @@ def _profile_cell(shell: Any, cell: str, asked: Any) -> StepProfile:
 
 
 def _cell_of(shell: Any, file: str) -> str:
-    """Return the name of the cell whose code has a file name, e.g. ``"In[3]"``; ``""`` for other code."""
+    """Return the name of the cell with this code file name, e.g. ``"In[3]"``; ``""`` for other code."""
     found = shell.compile.format_code_name(file)
     return str(found[1]) if found else ""
 
 
 def _running_cell(shell: Any) -> str:
-    """Return the name of the running cell; in some IPython releases the shell's counter is already one further."""
+    """Return the name of the running cell; in some IPython releases the shell's counter is already one ahead."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if name := _cell_of(shell, frame.f_code.co_filename):
@@ -152,7 +152,7 @@ def _running_cell(shell: Any) -> str:
 
 
 def _code_of_cell(shell: Any, cell: str) -> tuple[CodeType, str]:
-    """Return the code of a cell, and the cell's name."""
+    """Compile a cell; return its code and its name."""
     # IPython drops the magic's line and blank ones after it; add them back, so that line numbers are the notebook's.
     blank = next((n for n, line in enumerate(cell.splitlines()) if line.strip()), 0)
     source = "\n" * (1 + blank) + shell.transform_cell(cell)

@@ -1,4 +1,4 @@
-"""``roller --list-operators``: what may be written as an operator, from the functions themselves."""
+"""``roller --list-operators``: list the operators and their arguments, taken from their signatures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH, _INDENT = 100, "    "
 
 
 def list_operators() -> None:
-    """Print every operator with its arguments and their defaults, and the steps of an epilogue."""
+    """Print every operator with its arguments and defaults, and the epilogue steps."""
     for line in operator_lines():
         typer.echo(line)
 
@@ -49,6 +49,6 @@ def _summary(function: object) -> str:
 
 
 def _step(name: str, function: ElementFunction) -> str:
-    """Return how a step is written: with its numbers, and a note where it reads a second tensor."""
+    """Return the syntax of an epilogue step with its parameters, and a note if it reads a second tensor."""
     numbers = f"({', '.join('xyz'[: function.parameters])})" if function.parameters else ""
     return f"{name}{numbers}{' (with a tensor)' if function.tensors > 1 else ''}"

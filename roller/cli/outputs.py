@@ -1,4 +1,4 @@
-"""Files that a verb writes: each one of its own, and none that it reads."""
+"""Check the output files of a verb."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.cli.usage import UsageError
 
 
 def check_outputs(read: Sequence[Path], outputs: Mapping[str, Path | None]) -> None:
-    """Refuse to write where nothing can be, over a file that is read, or two results to one place."""
+    """Raise if an output cannot be written, or is the same file as an input or another output."""
     taken = {path.resolve(): f"{path.name}, which is read" for path in read}
     for option, path in outputs.items():
         if path is None:

@@ -1,4 +1,4 @@
-"""``roller predict``: the model's time of tiles the user chooses."""
+"""``roller predict``: predict the time of tiles that the user chooses."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ FragmentOption = Annotated[
 StagesOption = Annotated[int, typer.Option("--stages", min=1, help="Copies of each staged tile: a pipeline.")]
 SplitOption = Annotated[int, typer.Option("--split-k", min=1, help="Parts the reduction is split into.")]
 WarmOption = Annotated[
-    list[str] | None, typer.Option("--warm", metavar="INPUT", help="Input that is in the GPU's shared cache; repeat.")
+    list[str] | None, typer.Option("--warm", metavar="INPUT", help="Input in the GPU's shared cache; may be repeated.")
 ]
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", metavar="NAME", help="Price what a library runs: library or library-graph.")
 ]
-RasterOption = Annotated[int, typer.Option("--raster", min=1, help="Block tiles of the slower axis run over first.")]
+RasterOption = Annotated[int, typer.Option("--raster", min=1, help="Block tiles of the slower axis that run first.")]
 
 
 def predict_command(

@@ -1,4 +1,4 @@
-"""``roller probe``: measure a device into a specification."""
+"""``roller probe``: measure a device and write its specification."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ DeviceArgument = Annotated[
     ),
 ]
 NearestOption = Annotated[
-    str | None, typer.Option("--device", "-d", metavar="SPEC", help="With --bundle: the specification nearest to it.")
+    str | None,
+    typer.Option("--device", "-d", metavar="SPEC", help="With --bundle: the specification nearest to the device."),
 ]
 BundleOption = Annotated[
-    Path | None, typer.Option("--bundle", metavar="DIR", help="Write the probes for a GPU that is elsewhere.")
+    Path | None, typer.Option("--bundle", metavar="DIR", help="Write the probes for a GPU on another machine.")
 ]
 ImportOption = Annotated[
-    Path | None, typer.Option("--import", metavar="FILE.json", help="Read what a bundle of probes brought home.")
+    Path | None, typer.Option("--import", metavar="FILE.json", help="Import the results of a bundle of probes.")
 ]
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE.yaml", help="Write a complete specification there instead.")
@@ -68,7 +69,7 @@ def probe_command(
         _probe_gpu(device, out, quick, bundle, nearest, results, as_json, settings)
         return
     if settings:
-        raise UsageError("--set: expected a GPU. What the operating system says of this processor needs no help.")
+        raise UsageError("--set: expected a GPU. This processor's facts come from the operating system.")
     base = detect_unprobed()
     if out is not None:
         check_out(out, base.kind, base.machine)
@@ -106,7 +107,7 @@ def _probe_gpu(
 
 
 def profile_text(base: DeviceSpec, report: Report, name: str, quick: bool = False) -> str:
-    """Return the YAML of a probed processor: everything detected or assumed, the measured values beside it."""
+    """Return the YAML of a probed processor: detected and assumed values, overridden by the measured ones."""
     now = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     mark = f" {QUICK_MARK}" if quick else ""
     named = replace(base, description=f"{base.description}, probed {now}{mark}")

@@ -1,4 +1,4 @@
-"""What ``roller probe`` refuses before it measures: options that do not belong together, files it must not touch."""
+"""Checks of ``roller probe`` before it measures: incompatible options, and files that must not be overwritten."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.core.files import read_text
 from roller.errors import ArtifactError, SpecError, did_you_mean
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec, parse_spec
 
-#: How the description of a specification that was measured in one round ends.
+#: Suffix of the description of a specification that was measured in one round.
 QUICK_MARK = "in one round"
 
 
@@ -18,11 +18,9 @@ def check_options(
     device: str | None, out: Path | None, quick: bool, bundle: Path | None, nearest: str | None, results: Path | None,
     settings: list[str] | None,
 ) -> None:  # fmt: skip
-    """Refuse options that do not belong together."""
+    """Raise if options exclude each other."""
     if bundle is not None and results is not None:
-        raise UsageError(
-            "--import: expected no --bundle beside it. Write a bundle first, import its times after it ran."
-        )
+        raise UsageError("--import: expected no --bundle beside it. Write a bundle first, then import its results.")
     if nearest is not None and bundle is None:
         raise UsageError(f"--device: expected --bundle DIR beside it, got '{nearest}' alone. Leave it out.")
     _refuse("--bundle", bundle, {"--out": out is not None, "--quick": quick})
@@ -39,7 +37,7 @@ def check_options(
 def _refuse(option: str, given: Path | None, others: dict[str, bool]) -> None:
     wrong = [name for name, there in others.items() if there]
     if given is not None and wrong:
-        raise UsageError(f"{option}: expected no {' and no '.join(wrong)} beside it: it would not count. Leave it out.")
+        raise UsageError(f"{option}: expected no {' and no '.join(wrong)} beside it: it has no effect. Leave it out.")
 
 
 def _check_device(device: str | None) -> None:
@@ -58,9 +56,9 @@ def _check_device(device: str | None) -> None:
 
 
 def _check_nearest(device: str | None, nearest: str | None) -> None:
-    """Refuse a bundle whose device is no GPU, or speaks another language than the specification."""
+    """Raise if a bundle's nearest specification is not a GPU, or has another kernel language than the device."""
     if nearest is None or is_reachable(nearest):
-        return  # the device itself names the specification, or the bundle says what to write
+        return  # the device determines the specification, or the bundle's own check reports the error
     spec = load_spec(nearest)
     if not spec.traits.discrete:
         raise SpecError(f"--device: expected the specification of a GPU, got '{nearest}' of a {spec.kind}.")
@@ -68,7 +66,7 @@ def _check_nearest(device: str | None, nearest: str | None) -> None:
         return
     if not is_reachable(device):
         raise SpecError(
-            f"probe: expected 'cuda:N' or 'rocm:N' beside --device {nearest}, got '{device}'. Leave one of them away."
+            f"probe: expected 'cuda:N' or 'rocm:N' beside --device {nearest}, got '{device}'. Leave one of them out."
         )
     language, expected = spec.target.get("language"), parse(device).target.language
     if expected not in ("", language):
@@ -80,7 +78,7 @@ def _check_nearest(device: str | None, nearest: str | None) -> None:
 
 
 def check_out(path: Path, kind: str, machine: str | None = None) -> None:
-    """Refuse a path that a specification cannot or must not be written to."""
+    """Raise if a specification cannot or must not be written to this path."""
     if path.is_dir():
         raise ArtifactError(f"--out: {path}: expected a file, got a folder. Name the file, e.g. {path / 'mine.yaml'}.")
     if path.suffix not in (".yaml", ".yml"):
@@ -102,7 +100,7 @@ def check_out(path: Path, kind: str, machine: str | None = None) -> None:
 
 
 def check_quick(path: Path) -> None:
-    """Refuse to put one round in the place of several."""
+    """Raise if a one-round measurement would replace a full profile."""
     try:
         found = parse_spec(read_text(path), str(path))
     except (SpecError, OSError, UnicodeDecodeError):
@@ -110,7 +108,7 @@ def check_quick(path: Path) -> None:
     if not is_quick(found):
         raise ArtifactError(
             f"--quick: {path}: expected no profile or a quick one, got a full one, which one round would spoil. Leave "
-            "--quick away, give another --out FILE.yaml, or delete the file."
+            "--quick out, give another --out FILE.yaml, or delete the file."
         )
 
 

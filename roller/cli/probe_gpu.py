@@ -1,4 +1,4 @@
-"""``roller probe`` of a GPU: on a device that is here, or through a bundle that travels to it."""
+"""``roller probe`` for a GPU: on this machine, or elsewhere through a bundle."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from roller.probing.gpu.stated import as_stated, base_of
 from roller.probing.run import Report, run_probes
 from roller.targets import pretends
 
-#: Rounds of a careful run on a device: each is some seconds, and each takes all windows anew.
+#: Rounds of a full run on a device; each takes some seconds and repeats all timing windows.
 ROUNDS = 3
 
 Show = Callable[[DeviceSpec, Report, Path | None], None]
 
 
 def probe_device(device: str, settings: Sequence[str] | None, out: Path | None, quick: bool, show: Show) -> None:
-    """Measure a GPU of this machine; write it where ``out`` is given."""
+    """Measure a GPU of this machine, and write its specification to ``out`` if given."""
     if out is not None:
         check_out(out, "gpu")
     handle = parse(device)
-    overrides_of(settings)  # wrong ones are refused before the device is opened
+    overrides_of(settings)  # raise on wrong settings before the device is opened
     if handle.target.pretends and out is not None:
-        raise ArtifactError(f"device '{device}': its times are not measured. Leave --out away.")
+        raise ArtifactError(f"device '{device}': its times are not measured. Leave --out out.")
 
     def describe(properties: DeviceProperties) -> DeviceSpec:
         return _described(handle, properties, settings)
@@ -45,7 +45,7 @@ def probe_device(device: str, settings: Sequence[str] | None, out: Path | None, 
 
 
 def write_probes(device: str, settings: Sequence[str] | None, folder: Path, as_json: bool) -> None:
-    """Write the probes for a GPU that is elsewhere; ``device`` names the specification nearest to it."""
+    """Write a bundle of probes for a GPU elsewhere; ``device`` is the nearest known specification."""
     if is_reachable(device):
         raise SpecError(
             f"--bundle: expected the name of the specification nearest to the device, got '{device}'. Give it with "
@@ -67,12 +67,12 @@ def write_probes(device: str, settings: Sequence[str] | None, folder: Path, as_j
 
 
 def import_probes(results_path: Path, out: Path | None, show: Show) -> None:
-    """Turn what a bundle of probes brought home into YAML."""
+    """Write the specification measured by a bundle of probes."""
     if out is not None:
         check_out(out, "gpu")
     session, results = session_of_results(results_path)
     if pretends(results["kind"]) and out is not None:
-        raise ArtifactError(f"{results_path}: was run on a null device; its times are not measured. Leave --out away.")
+        raise ArtifactError(f"{results_path}: was run on a null device; its times are not measured. Leave --out out.")
     report = run_probes(probes("gpu"), session, session.spec, 1)
     if not results["complete"]:
         report = replace(
@@ -99,7 +99,7 @@ def _finish(spec: DeviceSpec, report: Report, out: Path | None, show: Show, wher
 
 
 def base_text(spec: DeviceSpec, out: Path) -> str:
-    """Return the YAML that measured values are put into."""
+    """Return the YAML into which measured values are inserted."""
     if out.exists():
         text = out.read_text(encoding="utf-8")
         found = parse_spec(text, str(out))

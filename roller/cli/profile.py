@@ -1,4 +1,4 @@
-"""``roller profile``: where the time and memory of a training step go, by module and line."""
+"""``roller profile``: time and memory of a training step by module and line."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from roller.insight.step_profile.hints import Hint
     from roller.insight.step_profile.step_profile import StepProfile
 
-#: Device of a profile where none is named.
+#: Default device of a profile.
 _DEVICE = "a100"
-#: Seconds of timing of a measured step where none are named.
+#: Default number of seconds for timing a measured step.
 MEASURE_S = 60.0
 
 FileArgument = Annotated[
@@ -58,7 +58,7 @@ AmpOption = Annotated[
 ]
 DepthOption = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="Levels of the tree to print.")]
 TopOption = Annotated[
-    int, typer.Option("--top", min=1, metavar="N", help="Children of a node to print; twice as many lines.")
+    int, typer.Option("--top", min=1, metavar="N", help="Number of children of a node to print; twice as many lines.")
 ]
 SortOption = Annotated[str, typer.Option("--sort", metavar="NAME", help="Order by time or memory.")]
 CurveOption = Annotated[
@@ -73,14 +73,14 @@ MeasureSecondsOption = Annotated[
 ]
 AgainstOption = Annotated[
     str,
-    typer.Option("--against", metavar="WHAT", help="Print the difference to it: a file, git:REV or device:NAME."),
+    typer.Option("--against", metavar="WHAT", help="Print the difference from a file, git:REV or device:NAME."),
 ]
 BudgetOption = Annotated[
     Path | None,
     typer.Option("--budget", metavar="FILE", help="Exit with 1 if the profile exceeds these limits."),
 ]
 SarifOption = Annotated[
-    Path | None, typer.Option("--sarif", metavar="FILE", help="Write what exceeds the budget, for code scanning.")
+    Path | None, typer.Option("--sarif", metavar="FILE", help="Write exceeded limits as SARIF, for code scanning.")
 ]
 WriteBudgetOption = Annotated[
     Path | None, typer.Option("--write-budget", metavar="FILE", help="Write a budget that this profile keeps.")
@@ -128,12 +128,12 @@ def profile_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Show what costs what in a training step: time and memory by module and line, on a device that is not here.
+    """Show time and memory of a training step by module and line, on a device that is not here.
 
     FILE is an entry file with `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`
     (needs PyTorch), an ONNX model, a file of PyTorch's profiler, or a profile that `--out` wrote.
 
-    A training script without these functions runs as it is until its steps repeat; its own arguments follow `--`. It
+    A training script without these functions runs unchanged until its steps repeat; its own arguments follow `--`. It
     computes shapes only, so nothing is trained, in a process that can neither change files nor use the network.
     """
     order = words_of("--sort", sort, ("time", "memory"))[0]
@@ -181,7 +181,7 @@ def profile_command(
 
 @dataclass(frozen=True)
 class _Parts:
-    """A profile with the difference and the hints that were asked for."""
+    """Profile with the requested difference and hints."""
 
     profile: StepProfile
     difference: ProfileDifference | None

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 
 
-#: Units of a column of times, largest first; a column has that of its largest time.
+#: Units of a column of times, largest first; the largest time selects the unit of the column.
 _UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
-#: Smaller changes than this part of a unit have no digits.
+#: Changes below this fraction of a unit are printed as ``< 0.001``.
 _LEAST = 5e-4
 
 
@@ -58,7 +58,7 @@ def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None
 
 
 def _times(deltas: Sequence[float], zero: str = "0") -> list[str]:
-    """Return changes of times in one unit, that of the largest, to a thousandth of it."""
+    """Format time differences in the unit of the largest, with three decimals."""
     most = max(map(abs, deltas), default=0.0)
     factor, unit = next((one for one in _UNITS if most * one[0] >= 1), _UNITS[-1])
     nothing = f"{zero} {unit}" if zero else ""
@@ -78,7 +78,7 @@ def _memory(delta_bytes: int) -> str:
 
 
 def budget_of(path: Path | None) -> Budget | None:
-    """Return the budget of a file; a file that is none is a wrong option."""
+    """Read a budget file; an invalid file is a usage error."""
     from roller.insight.step_profile.budget import read_budget
 
     try:
@@ -88,12 +88,12 @@ def budget_of(path: Path | None) -> Budget | None:
 
 
 def check_budget_of(profile: StepProfile, budget: Budget, sarif_path: Path | None) -> None:
-    """Print what exceeds a budget, write it as SARIF if a file is named, and exit with 1 if anything does."""
+    """Print the exceeded limits, write them as SARIF if a file is named, and exit with 1 if there are any."""
     from roller.insight.step_profile.budget import changed_versions, check_budget, sarif
 
     try:
         found = check_budget(profile, budget)
-    except RollerError as error:  # 1 is for what exceeds the budget
+    except RollerError as error:  # exit code 1 means an exceeded budget
         raise UsageError(str(error)) from error
     causes = changed_versions(profile, budget) if found else ()
     if sarif_path is not None:

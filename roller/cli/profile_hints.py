@@ -1,4 +1,4 @@
-"""The hints that ``roller profile`` prints: what changes would bring, in time, memory and money."""
+"""Hints printed by ``roller profile``: predicted effects of changes on time, memory and cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read_prices(path: Path | None, with_hints: bool) -> RateCard | None:
-    """Return the rate card of ``--prices``, which ``--hints`` needs; ``None`` without the option."""
+    """Read the rate card of ``--prices``, which needs ``--hints``; return ``None`` without the option."""
     from roller.insight.rate_card import read_rate_card
 
     if path is None:
@@ -32,7 +32,7 @@ def read_prices(path: Path | None, with_hints: bool) -> RateCard | None:
 
 
 def hints_of(profile: StepProfile, prices: RateCard | None) -> tuple[Hint, ...]:
-    """Return the hints of a profile, with prices where the card has the device."""
+    """Return the hints of a profile, with costs if the rate card has the device."""
     return profile.hints(None if prices is None else prices.per_hour(profile.device))
 
 
@@ -65,7 +65,7 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
 
 
 def _memory_reasons(hints: list[Hint]) -> list[str]:
-    """Return a sentence for each change whose memory is not known for a particular reason."""
+    """Return a sentence for each change whose memory effect is unknown for a specific reason."""
     effects = [(hint.change, hint.memory) for hint in hints]
     return [f"{change}: memory: {effect.reason}" for change, effect in effects if effect.says_more]
 

@@ -1,4 +1,4 @@
-"""The profiles that ``roller profile`` is asked for, of files of every kind, and those that it compares with."""
+"""Make the profiles of ``roller profile`` from files of every kind, and the profiles they are compared with."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from roller.insight.step_profile.step_profile import StepProfile
     from roller.insight.traced_step import TracedStep
 
-#: Prefixes of what a profile is compared with, other than a file.
+#: Prefixes of ``--against`` for a Git revision and another device.
 _REVISION, _OTHER_DEVICE = "git:", "device:"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options ask for."""
+    """Parsed options of the verb."""
 
     specs: list[tuple[DeviceSpec, int]]
     sizes: list[int | None]
@@ -68,9 +68,9 @@ def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
 
 
 def profile_before(file: Path, against: str, asked: Asked, devices: str) -> tuple[StepProfile, Mapping[str, str]]:
-    """Return the profile that one is compared with, made as that is, and its lines that were moved since."""
+    """Return the baseline profile, made with the same options, and a map of lines that have moved since."""
     alone = replace(asked, curve=False, trace=None, snapshot=None)
-    if against.startswith(_REVISION):  # that script is another program: ask for it, too
+    if against.startswith(_REVISION):  # the script of that revision is another program and needs its own permission
         return _at_revision(file, against.removeprefix(_REVISION), alone)
     alone = replace(alone, script=replace(asked.script, yes=True))
     if against.startswith(_OTHER_DEVICE):
@@ -95,7 +95,7 @@ def _at_revision(file: Path, revision: str, asked: Asked) -> tuple[StepProfile, 
     options = TraceOptions(size, spec, asked.amp, asked.checkpoint, asked.torch_release)
     with checked_out(file, revision) as then:
         was_script = kind_of_file(then.entry) == "script"
-        if was_script:  # if the file was an entry file then, the arguments are for today's script
+        if was_script:  # if the file was an entry file at that revision, the arguments are for today's script
             script.check(then.entry, is_script=True, name=f"{file.name} at {revision}")
         with then.step(options, asked.calls, script.arguments if was_script else None, script.patience_s) as step:
             step = step if asked.tf32 is None else step.with_tf32(asked.tf32)
@@ -114,7 +114,7 @@ def _of_other_file(path: Path, asked: Asked, devices: str) -> StepProfile:
 
 
 def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProfile]:
-    """Return the profiles of a file that is not traced; recordings, saved profiles and runs have their device."""
+    """Return the profiles of a file that is not traced; recordings, saved profiles and runs name their device."""
     from roller.insight.step_profile.profiling import profile
     from roller.insight.trace.progress import listening
 

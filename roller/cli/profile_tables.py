@@ -1,4 +1,4 @@
-"""A profile as tables: the tree, its lines, the memory at the peak, and the curve of the batch."""
+"""Tables of a profile: the tree, the lines, the memory at the peak, and the batch curve."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from roller.insight.step_profile.node import Node
     from roller.insight.step_profile.step_profile import StepProfile
 
-#: Share of the step's time or memory from which on a node is printed, and from which on its children are.
+#: Least share of the step's time or memory for which a node is printed, and for which its children are.
 _PRINTED, _EXPANDED = 0.005, 0.04
-#: Fewer bytes are printed as none.
+#: Fewer bytes are printed as zero.
 _PRINTED_BYTES = MIB / 2
-#: A shorter step is printed in microseconds.
+#: Shorter steps are printed in microseconds.
 _SHORT_S = 0.01
-#: Share of a pipe's peak from which on it is printed.
+#: Least share of a pipe's peak that is printed.
 _NOTABLE = 0.01
-#: Relative difference of the times of modules that are printed as one.
+#: Largest relative time difference of modules that are printed as one row.
 _ALIKE = 0.02
-#: Width from which on a table has all columns; columns besides the first one, and the least for that.
+#: Least width for all columns; width of the columns after the first, wide and narrow; least width of the first.
 _WIDE, _REST, _REST_NARROW, _LEAST = 100, 68, 43, 23
-#: The same of the table of lines, and the least for the text of a line.
+#: Width of the other columns in the table of lines; least width of a line's text.
 _REST_OF_LINES, _LEAST_TEXT = 55, 12
 
 
 def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, order: str, file: Path) -> None:
-    """Print a profile."""
+    """Print the tree, lines, memory and categories of a profile."""
     screen.say(printable(str(profile)))
     if profile.out_of_memory:
         screen.say(f"It does not fit: {printable(profile.out_of_memory)} Memory is that before the failure.")
@@ -55,10 +55,7 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
 
 
 class _Row(NamedTuple):
-    """A row of the tree: a node, or several, whose children are summed by name; ``rest`` others are left out.
-
-    ``modules`` are the module instances around the nodes.
-    """
+    """Tree row of one node or of several similar ones; ``modules`` are the module instances around the nodes."""
 
     nodes: Sequence[Node]
     modules: Sequence[str]
@@ -99,7 +96,7 @@ def _bound(node: Node, wide: bool) -> str:
 
 
 def _name(node: Node, parent: str) -> str:
-    """Return the name of a node, of a module without that of the module around it."""
+    """Return the name of a node; a module's name without the prefix of its parent."""
     name = printable(node.name).replace("\n", " ")
     if node.kind == "module" and parent and name.startswith(parent + "."):
         return name[len(parent) :]
@@ -111,7 +108,7 @@ def _shortened(name: str, most: int) -> str:
 
 
 def _shortened_line(name: str, most: int) -> str:
-    """Return the end of ``file:line``, which tells lines apart."""
+    """Truncate ``file:line`` at the start; the end tells lines apart."""
     return name if len(name) <= most else "..." + name[-max(1, most - 3) :]
 
 
@@ -122,7 +119,7 @@ def _numbers(profile: StepProfile, wall_s: float, held_bytes: int) -> tuple[str,
 
 
 def _memory_text(size: float) -> str:
-    """Return bytes in MiB; nothing for none."""
+    """Format bytes in MiB; ``""`` for zero."""
     return f"{size / MIB:.0f} MiB" if size >= MIB else "< 1 MiB" if size > 0 else ""
 
 
@@ -131,7 +128,7 @@ def _time(seconds: float, longest_s: float) -> str:
 
 
 def _rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_Row]:
-    """Yield rows in preorder: what is small is one row, and modules of equal cost are one."""
+    """Yield rows in preorder; small nodes share one row, and so do modules of equal cost."""
 
     def share(nodes: Sequence[Node]) -> float:
         wall = sum(n.wall_s for n in nodes) / (profile.iteration_s or 1.0)
@@ -145,7 +142,7 @@ def _rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_R
         if row.rest or row.level == depth or share(row.nodes) < _EXPANDED:
             continue
         groups = sorted(_groups(row), key=lambda group: _weight(group.nodes, order), reverse=True)
-        own = [g for g in groups if g.nodes[0].kind == "overhead" and any(_weight(g.nodes, order))]  # may be below 0
+        own = [g for g in groups if g.nodes[0].kind == "overhead" and any(_weight(g.nodes, order))]  # may be negative
         others = [g for g in groups if g.nodes[0].kind != "overhead"]
         shown = [g for g in others if share(g.nodes) >= _PRINTED][:top]
         rest = [g for g in others if not any(g is one for one in shown)]
@@ -153,7 +150,7 @@ def _rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_R
         wall, held = _weight(nodes, "time")
         if wall or held >= _PRINTED_BYTES:
             shown.append(_Row(nodes, [""] * len(nodes), row.level + 1, rest=len(rest)))
-        todo += reversed([*shown, *own])  # what belongs to no operator is never among the others
+        todo += reversed([*shown, *own])  # time outside operators keeps its own row
 
 
 def _weight(nodes: Sequence[Node], order: str) -> tuple[float, float]:
@@ -162,10 +159,7 @@ def _weight(nodes: Sequence[Node], order: str) -> tuple[float, float]:
 
 
 def _groups(row: _Row) -> list[_Row]:
-    """Return the children of a row; those of several nodes are one where they have one name in their modules.
-
-    Modules with equal numbers of operators and, within 2 %, of seconds are alike.
-    """
+    """Return the children of a row, with similar modules and equally named children of several nodes merged."""
     named: dict[tuple[str, str], list[tuple[Node, str]]] = {}
     groups: list[list[tuple[Node, str]]] = []
     for node, module in zip(row.nodes, row.modules, strict=True):

@@ -1,4 +1,4 @@
-"""How far a command is: a bar where somebody watches, a line for every tenth where output goes to a file or a pipe."""
+"""Progress of a command: a bar on a terminal, otherwise a log line for every tenth of the steps."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _LOG = logging.getLogger(__name__)
 
 
 def watched() -> bool:
-    """Whether a bar makes sense: standard error is a terminal, and progress is wanted."""
+    """Return whether to draw a bar: standard error is a terminal, and progress is wanted."""
     return sys.stderr is not None and sys.stderr.isatty() and not is_quiet()
 
 
 class Steps:
-    """Is told the name of each step as it is done, and of a bar also how much of one is."""
+    """Progress callback for finished steps, and for the finished share of the current step."""
 
     def __init__(self, done: Callable[[str], None], within: Callable[[float], None] = lambda share: None) -> None:
         self._done, self._within = done, within
 
     def __call__(self, name: str) -> None:
-        """Tell that a step is done."""
+        """Report a finished step."""
         self._done(name)
 
     def within(self, stage: str, part: int, whole: int) -> None:
-        """Tell how much of the step at hand is done: of its longest stage, pricing."""
+        """Report the finished share of the current step's longest stage, pricing."""
         if stage == "price":
             self._within(part / whole)
 
 
 @contextmanager
 def counted_steps(what: str, total: int) -> Iterator[Steps]:
-    """Yield what is told the name of each step as it is done."""
+    """Yield the callback to call with the name of each finished step."""
     if not watched():
         done = 0
 
@@ -61,5 +61,5 @@ def counted_steps(what: str, total: int) -> Iterator[Steps]:
             done += 1
             bar.update(task, completed=done, description=printable(name))
 
-        # Never a whole step: that is told when it is done.
+        # Never a whole step: its end is reported separately.
         yield Steps(step, lambda share: bar.update(task, completed=done + min(share, 0.99)))

@@ -1,4 +1,4 @@
-"""``roller record``: runs a training script, and records an ordinary profile of a few of its steps."""
+"""``roller record``: run a training script and record a profile of a few of its steps."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from roller.cli.outputs import check_outputs
 from roller.cli.usage import UsageError
 
 ScriptArgument = Annotated[Path, typer.Argument(metavar="SCRIPT", help="A program that trains with PyTorch.")]
-GivenArgument = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Its own; after -- if dashed.")]
+GivenArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARGUMENTS...", help="Arguments of the script; after -- if they begin with a dash."),
+]
 OutOption = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the profile goes: .json or .json.gz.")]
-WarmupOption = Annotated[int, typer.Option("--warmup", help="Steps that are left alone.")]
-TimedOption = Annotated[int, typer.Option("--timed", help="Steps that are only timed, to know what recording costs.")]
+WarmupOption = Annotated[int, typer.Option("--warmup", help="Steps to skip before timing.")]
+TimedOption = Annotated[
+    int, typer.Option("--timed", help="Steps that are only timed, to measure the overhead of recording.")
+]
 StepsOption = Annotated[int, typer.Option("--steps", help="Steps that are recorded.")]
 
 
 class _Enough(BaseException):
-    """All steps are recorded: the script need not run on."""
+    """Raised after the last recorded step to stop the script."""
 
 
 def record_command(

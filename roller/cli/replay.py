@@ -1,4 +1,4 @@
-"""``roller replay``: a profile as a graph, run again: whether it is understood, and where its time goes."""
+"""``roller replay``: simulate a recorded profile; report unexplained time and where the time goes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from roller.cli.common import JsonOption, console, print_json
 if TYPE_CHECKING:
     from roller.insight.step.replay import Replay
 
-#: Share of a profile that waited for what it does not show, from which on it is said where.
+#: Least share of unexplained waiting for which its places are printed.
 _WORTH_SAYING = 0.001
-#: Ends of files' names, which the table leaves out: it is as wide as a terminal.
+#: File suffixes, which the table omits to fit a terminal.
 _SUFFIX = re.compile(r"(\.pt\.trace)?\.json(\.gz)?")
 
 FilesArgument = Annotated[
@@ -51,7 +51,7 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
 
 
 def _said(x: Replay) -> Iterator[str]:
-    """Yield what a replay tells beside its numbers, a line each."""
+    """Yield notes on a replay, one line each."""
     from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits
 
     whole = x.replayed_us or 1.0

@@ -1,4 +1,4 @@
-"""``roller report``: a step, a recording, a kernel or a compiled model as one HTML file to look at and to send."""
+"""``roller report``: write a step, a recording, a kernel or a compiled model as one HTML file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
     from roller.insight.step_profile.step_profile import StepProfile
 
-#: Device of a step where none is named.
+#: Default device of a step.
 _DEVICE = "a100"
 
 PathArgument = Annotated[
@@ -110,7 +110,7 @@ def report_command(
     card = read_prices(prices, hints)
     if kind == "script":
         script.check(path, is_script=True)
-        script = replace(script, yes=True)  # the same script is asked for once
+        script = replace(script, yes=True)  # permission for the same script is asked once
     spec = device_of(device or _DEVICE, settings) if device or settings else None
     with prints_aside(), counted_steps("report", 1) as done, listening(done.within):
         before, moved = _before(path, against, spec, batch, measure, script) if against else (None, None)
@@ -129,7 +129,7 @@ def report_command(
 def _before(
     path: Path, against: str, spec: DeviceSpec | None, batch: int | None, measure: bool, script: ScriptRun
 ) -> tuple[StepProfile, Mapping[str, str]]:
-    """Return the profile to compare with, made like the reported one, and the lines that have moved since then."""
+    """Return the baseline profile, made with the same options, and a map of lines that have moved since."""
     made_on = [(spec or device_of(_DEVICE, None), 1)]
     asked = Asked(
         made_on, [batch], amp="fp32", checkpoint=False, calls=None, curve=False, measure=measure, budget_s=MEASURE_S,
@@ -139,7 +139,7 @@ def _before(
 
 
 def _check_saved(path: Path, hints: bool, prices: Path | None) -> None:
-    """Refuse to add to a saved profile what needs the step itself."""
+    """Raise if an option needs the step itself but only a saved profile is there."""
     from roller.insight.step_profile.saved_parts import load_with_parts
 
     if hints and prices is not None:

@@ -1,4 +1,4 @@
-"""``roller run-model``: run a compiled model's folder, time it, and say where its time goes."""
+"""``roller run-model``: run and time a compiled model's folder, in total or step by step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from roller.models.session.calls import ModelCalls
     from roller.models.session.profile import Profile
 
-#: Steps shown, those that take most first.
+#: Number of steps printed, the longest first.
 _SHOWN = 20
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `roller compile-model --out` wrote.")]
@@ -34,7 +34,7 @@ InputsOption = Annotated[
 ]
 OutputsOption = Annotated[Path | None, typer.Option("--outputs", metavar="Y.npz", help="Where results are written.")]
 RepeatsOption = Annotated[
-    int, typer.Option("--repeats", min=1, help="Calls that are timed at least; short ones are timed more often.")
+    int, typer.Option("--repeats", min=1, help="Least number of timed calls; short ones are timed more often.")
 ]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", "-d", help="'cuda:N' or 'rocm:N' for a model of a GPU; number 0 when absent.")
@@ -42,7 +42,7 @@ DeviceOption = Annotated[
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads a call may use; as it was compiled by default.")
 ]
-ProfileOption = Annotated[bool, typer.Option("--profile", help="Time every step: predicted beside measured.")]
+ProfileOption = Annotated[bool, typer.Option("--profile", help="Time every step; print predicted and measured times.")]
 
 
 def run_model_command(
@@ -87,7 +87,7 @@ def run_model_command(
 
 @dataclass(frozen=True)
 class _Times:
-    """Seconds of whole calls, how many there were, and what disturbed them."""
+    """Seconds of whole calls, the number of calls, and what disturbed them."""
 
     median_s: float
     best_s: float
@@ -118,21 +118,21 @@ def _random(session: ModelCalls) -> Mapping[str, np.ndarray]:
 
 
 def _read(path: Path, session: ModelCalls) -> dict[str, np.ndarray]:
-    """Return the arrays of a file."""
+    """Return the input arrays of an ``.npz`` file."""
     from roller.cli.arrays import read_arrays
 
     return read_arrays(path, [d.name for d in session.inputs])
 
 
 def _typed(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, np.ndarray]:
-    """Return arrays with the dtypes that a file of NumPy cannot name: they are bytes there."""
+    """View raw bytes as the dtypes that NumPy's file format cannot name, e.g. bfloat16."""
     named = {d.name: d.dtype for d in session.inputs}
     return {n: a.view(numpy_dtype(named[n])) if n in named and DTYPES[named[n]].bits and a.dtype.kind in "Vu" else a
             for n, a in arrays.items()}  # fmt: skip
 
 
 def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name, whatever their names are; the file appears whole or not at all."""
+    """Write named arrays as an ``.npz`` file, atomically; any name is allowed."""
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
             new = Path(folder) / "results"

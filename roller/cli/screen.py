@@ -1,4 +1,4 @@
-"""The console of standard output: tables that fit it, whatever its width."""
+"""Console for standard output whose tables fit its width."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-#: Columns of a file or a pipe, which no terminal limits, unless ``COLUMNS`` says how many: no table is as wide.
+#: Columns of a file or a pipe unless ``COLUMNS`` sets them; wider than any table.
 PIPED_COLUMNS = 500
-#: Spaces between cells, and before what stands below a row.
+#: Spaces between cells, and before continuation lines below a row.
 _GAP, _INDENT = "  ", "    "
 
 
 class Screen(Console):
-    """A console that prints a table too wide for it row by row, its widest columns below each, named."""
+    """Console that prints the widest columns of a table below each row if the table is too wide."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as Rich does; a table that would have to break its cells in another form."""
+        """Print as Rich does; rearrange a table whose cells would have to be broken."""
         super().print(*(self._fitted(o) if isinstance(o, Table) else o for o in objects), **options)
 
     def say(self, text: str) -> None:
-        """Print sentences, wrapped between words; a name or a command line without spaces is never broken."""
+        """Print sentences wrapped between words; never break a name or a command without spaces."""
         for line in textwrap.wrap(text, self.width, break_long_words=False, break_on_hyphens=False):
             self.print(line, soft_wrap=True)
 
@@ -39,13 +39,13 @@ class Screen(Console):
 
 
 def console() -> Screen:
-    """Return the console of standard output; wide where nobody's terminal limits it, brackets taken literally."""
+    """Return the console of standard output; wide if it is not a terminal, and without markup."""
     limited = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Screen(width=None if limited else PIPED_COLUMNS, highlight=False, markup=False)
 
 
 def narrow(table: Table, width: int) -> str:
-    """Return a table as text of at most ``width`` columns: what does not fit beside the others stands below its row.
+    """Format a table in at most ``width`` columns; cells that do not fit are printed below their row.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def narrow(table: Table, width: int) -> str:
 
 
 def _kept(widths: Sequence[int], numbers: Sequence[bool], width: int) -> list[int]:
-    """Return the columns that stand side by side: the widest texts go, then the widest numbers; the first stays."""
+    """Return the columns to print side by side: drop the widest texts, then the widest numbers; keep the first."""
     kept = list(range(len(widths)))
     while len(kept) > 1 and sum(widths[n] for n in kept) + len(_GAP) * (len(kept) - 1) >= width:
         kept.remove(max(reversed(kept[1:]), key=lambda n: (not numbers[n], widths[n])))

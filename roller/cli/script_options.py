@@ -1,4 +1,4 @@
-"""Options of verbs that take a training script without providers: its arguments, and permission to run it."""
+"""Options of verbs that accept a training script without providers: its arguments, and permission to run it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,22 @@ GivenArgument = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
 PatienceOption = Annotated[
     float,
-    typer.Option("--patience", metavar="SECONDS", help="Stop a script that shows no sign of training for so long."),
+    typer.Option(
+        "--patience", metavar="SECONDS", help="Stop a script that shows no sign of training within this time."
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """How a training script runs.
-
-    Parameters
-    ----------
-    arguments
-        Command-line arguments of the script.
-    yes
-        Whether the script may run without asking the user.
-    patience_s
-        Seconds without a sign of training after which the script is stopped.
-    """
+    """How a training script runs: arguments, permission, and seconds without a sign of training until it is stopped."""
 
     arguments: list[str]
     yes: bool
     patience_s: float
 
     def check(self, file: Path, is_script: bool, name: str = "") -> None:
-        """Ask whether a training script may run, unless ``--yes`` allows it; refuse arguments of other files."""
+        """Ask for permission to run a training script unless ``--yes`` grants it; refuse arguments of other files."""
         name = name or file.name
         if not is_script:
             if self.arguments:

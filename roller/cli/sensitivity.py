@@ -1,4 +1,4 @@
-"""``roller sensitivity``: what each number of a device does to predicted times."""
+"""``roller sensitivity``: the effect of each number of a device on predicted times."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ReconstructOption = Annotated[
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size of a file's operators.")]
 FilterOption = Annotated[str, typer.Option("--filter", help="Ids of a file's operators, e.g. 'M*,C1?'.")]
 
-#: Rows of the table, and components named as reducible.
+#: Number of table rows, and of components listed as reducible.
 _ROWS, _NAMED = 20, 8
 
 
@@ -73,10 +73,10 @@ def sensitivity_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Print what becomes of the predicted time with other numbers of a device, the strongest first.
+    """Print how the predicted time changes with each number of a device, the strongest effect first.
 
-    Each is set to a few other values and priced; `construct --set FIELD=VALUE` shows the same time. For a file of
-    operators their geometric mean counts, for a model or a step its whole time. Nothing is built or run.
+    Each number is set to a few other values and priced; `construct --set FIELD=VALUE` shows the same time. A file of
+    operators is judged by their geometric mean, a model or a step by its whole time. Nothing is built or run.
     """
     spec = device_of(device, settings)
     if operators.endswith((".onnx", ".py")):
@@ -105,7 +105,7 @@ def sensitivity_command(
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options ask of a model or a step."""
+    """Parsed options for a model or a step."""
 
     policy: str | None
     batch: int | None
@@ -114,7 +114,7 @@ class Asked:
 
 
 def _show_model(path: Path, spec: DeviceSpec, asked: Asked, *, as_json: bool) -> None:
-    """Print what the numbers of a device do to the time of a whole model, or of a training step."""
+    """Print the effect of a device's numbers on the time of a model or a training step."""
     from roller.insight import sensitivity as whole
 
     if path.suffix == ".onnx":
@@ -137,7 +137,7 @@ def _show_model(path: Path, spec: DeviceSpec, asked: Asked, *, as_json: bool) ->
 
 
 def _show(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str], shown: str) -> None:
-    """Print a table, and what to change first, with the verb that shows it."""
+    """Print the table of effects and the first number to change, with a command that shows it."""
     screen = console()
     how = "constructed anew for every value" if found.reconstructed else "of the same programs"
     screen.say(f"{what} on {spec.title}: predicted times {how}")
@@ -157,7 +157,7 @@ def _show(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str],
 
 
 def _advice(effect: Effect, shown: str) -> tuple[str, ...]:
-    """Return what to enlarge (or shorten) first, the time it gives, and the command that shows it, line by line."""
+    """Return lines with the number to change first, the time it saves, and a command that shows it."""
     best = effect.best
     assert best is not None  # it would not be recommended
     verb = "shorten" if effect.unit == "s" else "enlarge"
@@ -192,7 +192,7 @@ def _table(found: Sensitivity) -> Table:
 
 
 def _cell(change: Change | None) -> str:
-    """Return the value and what becomes of the time, in one cell: nothing comes between them however narrow it is."""
+    """Format a value and its change of time as one cell."""
     if change is None:
         return "-"
     return f"{written(change.value)}: {'does not fit' if math.isinf(change.percent) else f'{change.percent:+.1f} %'}"

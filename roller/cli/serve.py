@@ -1,4 +1,4 @@
-"""``roller serve``: a live profile of a training step beside its source, in a browser."""
+"""``roller serve``: show a live profile of a training step beside its source in a browser."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ LiveOption = Annotated[
 ]
 PatienceOption = Annotated[
     float,
-    typer.Option("--patience", min=1.0, metavar="SECONDS", help="Stop a profile that makes no progress for so long."),
+    typer.Option(
+        "--patience", min=1.0, metavar="SECONDS", help="Stop a profile that makes no progress within this time."
+    ),
 ]
 
 
@@ -133,7 +135,7 @@ def serve_command(
 
 
 def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
-    """Return the devices that the page offers: those that a step can be profiled on, and the chosen ones."""
+    """Return the devices offered on the page: those that a step can be profiled on, and the chosen ones."""
     from roller.hardware import list_specs, load_spec
 
     known = [load_spec(name) for name in list_specs()]
@@ -142,7 +144,7 @@ def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
 
 
 def _files_of(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Return name -> file of the devices that are given as files; on the page a name stands for one of them."""
+    """Map device names to specification files, for devices given as files; raise if one name has two files."""
     found: dict[str, str] = {}
     for word, name in zip(words, names, strict=True):
         file = str(Path(word).resolve()) if word.endswith((".yaml", ".yml")) or os.sep in word else ""

@@ -1,4 +1,4 @@
-"""``roller suite``: the training benchmark: its models, what they are made of, and what they would do on devices."""
+"""``roller suite``: list, measure and predict the models of the training benchmark."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def digest_command(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write all lines as JSON.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what models are made of (needs PyTorch): hashes of layers and operators, and all of them with --json.
+    """Print digests of models (needs PyTorch): hashes of layers and operators, and all of them with --json.
 
-    With --against the exit status is 1 where a model differs from the file's.
+    With --against the exit status is 1 if a model differs from the file's.
     """
     from roller.suite.digest import digest, read_digests
     from roller.suite.registry import models_of
@@ -102,7 +102,7 @@ def digest_command(
 
 
 def _tell_differences(found: Sequence[Digest], known: Mapping[str, Digest], *, tells: bool) -> bool:
-    """Print the lines that differ from known digests; return whether there are any, or a model is not known."""
+    """Print the differences from known digests; return whether a model differs or is unknown."""
     screen, differs = console(), False
     for one in found:
         other = known.get(one.model)

@@ -1,4 +1,4 @@
-"""``roller suite observe``: the published observations as checks of predicted studies, and which device to take."""
+"""``roller suite observe``: check the published observations on predicted studies, and choose a device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def observe_command(
         Path | None,
         typer.Option("--from", metavar="FILE", help="Take the studies that --out wrote, and predict nothing."),
     ] = None,
-    cases: Annotated[bool, typer.Option("--cases", help="All cases of each check, not only those against it.")] = False,
+    cases: Annotated[
+        bool, typer.Option("--cases", help="Print all cases of each check, not only contradicting ones.")
+    ] = False,
     prices: PricesOption = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write all of it as JSON.")] = None,
     as_json: JsonOption = False,

@@ -1,4 +1,4 @@
-"""``roller suite run`` and ``diff``: models that train on this machine, and what changed between two runs."""
+"""``roller suite run`` and ``diff``: train models on this machine, and compare two runs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def compare_command(
     budget_s: Annotated[float, typer.Option("--budget-s", min=1.0, help="Seconds for all models.")] = 1800.0,
     repeat: Annotated[
         int,
-        typer.Option("--repeat", min=1, max=100, help="Pairs of processes per model: several tell smaller changes."),
+        typer.Option(
+            "--repeat", min=1, max=100, help="Pairs of processes per model; more pairs detect smaller changes."
+        ),
     ] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and inputs.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the first run.")] = None,

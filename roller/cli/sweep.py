@@ -1,4 +1,4 @@
-"""``roller sweep``: devices, batches and ways of training side by side, and which of them nothing else beats."""
+"""``roller sweep``: compare devices, batches and precisions of a step, and mark the Pareto front."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def sweep_command(
 
 
 def price_text(price: float) -> str:
-    """Return a price to the cent, or what is less than ten cents to three digits: none that is paid reads as zero."""
+    """Format a price in cents, or with three digits below ten cents, so that no price reads as zero."""
     return f"{price:.2f}" if price >= 0.1 else f"{price:.3g}"
 
 

@@ -1,7 +1,6 @@
-"""Where all output of the command line goes: what a terminal would obey is shown, whoever printed it.
+"""Escape control characters in all output of the command line, except colours and progress bars from Rich.
 
-Names of files, models, nodes, kernels and profiles come from strangers. Only what Rich writes to a terminal passes:
-colours, and on standard error what draws a bar.
+Names of files, models, nodes, kernels and profiles are untrusted.
 """
 
 from __future__ import annotations
@@ -17,27 +16,19 @@ from roller.errors import printable
 
 #: Colours and styles.
 _STYLE = r"\x1b\[[0-9;:]*m"
-#: A cursor that is hidden, moved up or to the start of the line, and a line that is erased: a bar that is drawn again.
+#: Sequences that redraw a bar: hide the cursor, move it up or to the start of the line, erase the line.
 _BAR = r"|\x1b\[\?25[lh]|\x1b\[[0-9]*[AK]|\r"
 
 
 class PrintableStream:
-    """A text stream that escapes control characters; everything else is that of the stream behind it.
-
-    Parameters
-    ----------
-    stream
-        The stream behind it.
-    bars
-        Whether bars are drawn there.
-    """
+    """Text stream that escapes control characters; ``bars`` allows the sequences that draw progress bars."""
 
     def __init__(self, stream: TextIO, bars: bool) -> None:
         self._stream = stream
         self._allowed = re.compile(f"({_STYLE}{_BAR if bars else ''})")
 
     def write(self, text: str) -> int:
-        """Write a text as it may be shown; return how many characters of it were taken."""
+        """Write the escaped text; return the number of characters taken from ``text``."""
         if text.isascii() and text.isprintable():  # most of them
             return self._stream.write(text)
         # Rich colours a pipe as well where FORCE_COLOR asks for it.
@@ -57,7 +48,7 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def printable_streams() -> Iterator[None]:
-    """Let all that is printed within be shown, and nothing of it obeyed."""
+    """Escape control characters in everything printed in this context."""
     out, err = sys.stdout, sys.stderr
     if out is not None:
         sys.stdout = cast("TextIO", PrintableStream(out, bars=False))
@@ -71,7 +62,7 @@ def printable_streams() -> Iterator[None]:
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """Let what the user's code prints within go to standard error: standard output is for the verb's result alone."""
+    """Redirect standard output of the user's code to standard error; only results go to standard output."""
     if sys.stdout is not None:
         sys.stdout.flush()
     try:
@@ -80,7 +71,7 @@ def prints_aside() -> Iterator[None]:
         kept = -1
     if kept >= 0:
         with contextlib.suppress(OSError):
-            os.dup2(2, 1)  # of processes that it starts, and of libraries in C
+            os.dup2(2, 1)  # covers child processes and C libraries
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield

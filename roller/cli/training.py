@@ -1,4 +1,4 @@
-"""What the verbs about training steps share: options, the step of an entry file, and how far they are."""
+"""Options and helpers shared by the verbs for training steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from roller.insight.traced_step import TracedStep
 
 MIB = 1 << 20
-#: The word for the largest batch that fits.
+#: Value of ``--batch`` for the largest batch that fits.
 LARGEST = "max"
 
 DevicesOption = Annotated[
@@ -69,7 +69,7 @@ EntryArgument = Annotated[
 
 
 def devices_of(text: str, settings: Sequence[str] | None) -> list[tuple[DeviceSpec, int]]:
-    """Return specifications, and how many of each, from ``"h100,2xa100"``."""
+    """Parse specifications and device counts from ``"h100,2xa100"``."""
     found = [(device_of(name, settings), count) for name, count in names_of_devices(text)]
     if not found:
         raise UsageError(f"--device: expected names of devices, got {shown(text)}. Write e.g. --device h100,2xa100.")
@@ -77,7 +77,7 @@ def devices_of(text: str, settings: Sequence[str] | None) -> list[tuple[DeviceSp
 
 
 def names_of_devices(text: str) -> Iterator[tuple[str, int]]:
-    """Yield names or paths, and how many of each, of ``"h100,2xa100"``."""
+    """Yield names or paths and device counts from ``"h100,2xa100"``."""
     for name in (word.strip() for word in text.split(",")):
         count, times, rest = name.partition("x")
         several = bool(times) and count.isascii() and count.isdigit() and len(count) < 6 and int(count) > 0
@@ -86,7 +86,7 @@ def names_of_devices(text: str) -> Iterator[tuple[str, int]]:
 
 
 def batches_of(text: str, *, largest: bool = False) -> list[int | str | None]:
-    """Return batch sizes from ``"8,16"``, with ``"max"`` where it is allowed; ``[None]`` of nothing."""
+    """Parse batch sizes from ``"8,16"``, and ``"max"`` if allowed; ``[None]`` for an empty text."""
     sizes: list[int | str | None] = []
     for word in (w.strip() for w in text.split(",")):
         if largest and word == LARGEST:
@@ -100,7 +100,7 @@ def batches_of(text: str, *, largest: bool = False) -> list[int | str | None]:
 
 
 def words_of(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Return words of a list that may only be certain ones."""
+    """Parse a comma-separated list of known words."""
     words = [w.strip() for w in text.split(",") if w.strip()]
     wrong = next((w for w in words if w not in known), None)
     if wrong is not None or not words:
@@ -110,12 +110,12 @@ def words_of(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def amps_of(text: str) -> list[str]:
-    """Return precisions of ``--amp``."""
+    """Parse the precisions of ``--amp``."""
     return words_of("--amp", text, ("fp32", "fp16", "bf16"))
 
 
 def checkpoints_of(text: str) -> list[bool]:
-    """Return what ``--checkpoint`` asks for."""
+    """Parse ``--checkpoint``."""
     return [word == "yes" for word in words_of("--checkpoint", text, ("no", "yes"))]
 
 
@@ -123,7 +123,7 @@ def step_of(
     file: Path, calls: int | None = None, script: ScriptRun | None = None, *, batch: int | None = None,
     device: DeviceSpec | None = None, torch_release: str = "", tf32: bool | None = None,
 ) -> TracedStep:  # fmt: skip
-    """Trace the step of an entry file or a training script as it is; each row of a table changes it later."""
+    """Trace the step of an entry file or a training script unchanged; each table row changes it later."""
     from roller.insight.capture.script_tracer import trace_script
     from roller.insight.trace.providers import is_script
     from roller.insight.tracing import require_torch, trace_entry
@@ -141,12 +141,12 @@ def step_of(
 
 
 def combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> Iterator[tuple[str, bool]]:
-    """Yield every precision with and without checkpointing, as asked."""
+    """Yield every requested combination of precision and checkpointing."""
     return ((amp, checkpoint) for amp in amps for checkpoint in checkpoints)
 
 
 def memory_text(memory: Memory) -> str:
-    """Return what the vendor's monitor would show, or that it does not fit."""
+    """Format the memory that the vendor's monitor would show, or "does not fit"."""
     if not memory.fits:
         return "does not fit"
     error = f" ± {memory.total_error_bytes / MIB:.0f}" if memory.total_error_bytes else ""

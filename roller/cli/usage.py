@@ -1,4 +1,4 @@
-"""What a wrong word on the command line raises."""
+"""Error for wrong usage of the command line."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from roller.errors import RollerError
 
 
 class UsageError(RollerError, ValueError):
-    """The words of a command are wrong: an option's value has the wrong form, or is none it takes."""
+    """An option or argument has a wrong form, or a value that the command does not accept."""

@@ -1,4 +1,4 @@
-"""How much a command says on standard error: progress as lines, notes, tracebacks; results are never touched by it."""
+"""Verbosity of messages on standard error: progress lines, notes, tracebacks. Results do not depend on it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import typer
 
 from roller.errors import RollerWarning, printable
 
-#: Logger of the whole package: what is under way at level INFO.
+#: Logger of the package; progress has level INFO.
 _LOG = logging.getLogger("roller")
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, notes or warnings: results and errors.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every step as it is done; errors with a trace.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every finished step; errors with a traceback.")]
 
 
 def set_verbosity(*, quiet: bool, verbose: bool) -> None:
-    """Choose what is told; an option behind the verb only adds to those before it."""
+    """Set the log level; an option after the verb only adds to those before it."""
     if quiet and verbose:
         raise typer.BadParameter("expected --quiet or --verbose, got both. Leave one of them out.")
     if quiet:
@@ -34,7 +34,7 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> None:
 
 
 def start_telling() -> None:
-    """Tell of progress on standard error from now on, one line each; what a command before this one asked is over."""
+    """Print progress to standard error from now on, one line each; reset the options of an earlier command."""
     for handler in [h for h in _LOG.handlers if isinstance(h, _Lines)]:
         _LOG.removeHandler(handler)
     _LOG.addHandler(_Lines())
@@ -42,17 +42,17 @@ def start_telling() -> None:
 
 
 def is_quiet() -> bool:
-    """Whether nothing but results and errors is wanted; not where nobody said anything."""
+    """Return whether only results and errors are wanted; false by default."""
     return _LOG.level > logging.INFO
 
 
 def is_verbose() -> bool:
-    """Whether everything is wanted."""
+    """Return whether all messages are wanted."""
     return _LOG.getEffectiveLevel() <= logging.DEBUG
 
 
 def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command that also takes ``--quiet`` and ``--verbose``."""
+    """Wrap a command to also take ``--quiet`` and ``--verbose``."""
     hints = typing.get_type_hints(command, include_extras=True)
     parameters = inspect.signature(command).parameters.values()
     plain = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in parameters]
@@ -66,12 +66,12 @@ def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
     ours = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=a) for n, a in more.items()]
     run.__signature__ = inspect.Signature([*plain, *ours])  # type: ignore[attr-defined]
     run.__annotations__ = {**hints, **more}
-    del run.__wrapped__  # or the command's own signature would be found behind it
+    del run.__wrapped__  # otherwise inspect would return the signature of the wrapped command
     return run
 
 
 class _Lines(logging.Handler):
-    """Writes to whatever standard error is when something is told."""
+    """Handler that writes to the current standard error, even if it was replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""

@@ -1,4 +1,4 @@
-"""The verbs of the command: each one's module is loaded when the verb is used, so that a short one starts soon."""
+"""Verbs of the command line; a verb's module is imported when the verb is used, for a short start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.main import get_command
 from roller.cli.provider_errors import with_provider_errors
 from roller.cli.verbosity import with_verbosity
 
-#: Verb -> module and attribute: a function is a verb, a ``typer.Typer`` a group of them. In the order of ``--help``.
+#: Verb -> module and attribute: a function for a verb, a ``typer.Typer`` for a group, in the order of ``--help``.
 VERBS = {
     "compile": "roller.cli.compile:compile_command",
     "compile-model": "roller.cli.compile_model:compile_model_command",
@@ -45,53 +45,47 @@ VERBS = {
     "bundle": "roller.cli.bundle:bundle_app",
     "cache": "roller.cli.cache:cache_app",
 }
-#: Exit code of a process that Ctrl-C ended, as shells have it.
+#: Exit code of a process ended by Ctrl-C, as in shells.
 _INTERRUPTED = 130
 
 
 class LazyCommands(MutableMapping[str, Any]):
-    """The commands of a group by name; one is imported and built when it is first asked for.
-
-    Parameters
-    ----------
-    homes
-        Verb -> ``"module:attribute"``.
-    """
+    """Commands by name, from ``"module:attribute"``; each is imported and built on first access."""
 
     def __init__(self, homes: dict[str, str]) -> None:
         self._homes: dict[str, Any] = dict(homes)
 
     def __getitem__(self, name: str) -> Any:
-        """Return a command, built at most once in a process."""
+        """Return a command, built at most once per process."""
         home = self._homes[name]
         return command_at(name, home) if isinstance(home, str) else home
 
     def __setitem__(self, name: str, command: Any) -> None:
-        """Add a command that is built already."""
+        """Add a command that is already built."""
         self._homes[name] = command
 
     def __delitem__(self, name: str) -> None:
-        """Take a command out."""
+        """Remove a command."""
         del self._homes[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over names; nothing is imported."""
+        """Iterate over the names without importing anything."""
         return iter(self._homes)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of commands."""
         return len(self._homes)
 
 
 class Verbs(TyperGroup):
-    """The verbs; an interrupt of any of them is one line that says what is left of the work."""
+    """Group of verbs; an interrupt prints one line about the remaining work."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = LazyCommands(VERBS)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names alone: Typer's own walks over the commands."""
+        """Return the names without building the commands, which Typer's own method does."""
         return list(self.commands)
 
     def invoke(self, ctx: Any) -> Any:
@@ -105,7 +99,7 @@ class Verbs(TyperGroup):
 
 @functools.cache
 def command_at(name: str, home: str) -> Any:
-    """Return the command of a function or a group of them; each verb also takes ``--quiet`` and ``--verbose``."""
+    """Build the command of a function or a Typer group; add ``--quiet`` and ``--verbose`` to each verb."""
     module, _, attribute = home.partition(":")
     target = getattr(importlib.import_module(module), attribute)
     if isinstance(target, typer.Typer):

@@ -1,4 +1,4 @@
-"""``roller whatif``: what a change would bring, predicted from an ordinary profile before anyone makes it."""
+"""``roller whatif``: predict the effect of a change to a training step from a recorded profile."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ DoOption = Annotated[
         "--do", metavar="CHANGE", help="A change, such as amp or ddp:devices=8,bandwidth=25e9; several add up."
     ),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Try every change that suits, alone and the best in pairs.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Try every applicable change alone, and the best in pairs.")]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="What the profile was made on, not what you wonder about: prices what is new. Entry files need it.",
+        help="Device of the profile, which prices new kernels. Entry files need it.",
     ),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Also where much of the profile cannot be explained.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Answer even if much of the profile cannot be explained.")]
 PerfettoOption = Annotated[
     Path | None, typer.Option("--perfetto", metavar="FILE", help="Write timelines before and after, as trace events.")
 ]
@@ -108,10 +108,7 @@ def whatif_command(
 
 
 def _graph(files: list[Path], device: str | None, tf32: bool | None) -> tuple[StepGraph, MemoryOf | None]:
-    """Return the graph of profiles, or of an entry file's step on a device that is not here, and a memory function.
-
-    There is none for profiles: they do not record which tensors would remain after a change.
-    """
+    """Return the graph of profiles or of an entry file's step, and a memory function, which only an entry file has."""
     from roller.insight.step.replay import from_kineto
 
     if len(files) == 1 and files[0].suffix == ".py":

@@ -1,7 +1,7 @@
-"""Runs emitted CUDA C on the CPU: the proof of a kernel where there is no GPU.
+"""Run emitted CUDA C on the CPU to prove a kernel without a GPU.
 
-``translate`` rewrites the source into C++, ``library`` builds it with g++ and keeps it by content, ``cxx/``
-holds the runtime: threads as fibers in a chosen order, checked pointers, warps, half precision, matrix units.
+``translate`` rewrites the source as C++, ``library`` builds it with g++ and caches it by content, and ``cxx/`` is the
+runtime: threads as fibers in a chosen order, checked pointers, warps, half precision, matrix units.
 """
 
 from roller.emulator.emulate import ORDERS, Emulated, emulate

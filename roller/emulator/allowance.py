@@ -1,26 +1,22 @@
-"""How long emulated kernels may run: in seconds of the processor, so that other processes decide nothing."""
+"""Time limit of emulated kernels in processor seconds, so that other processes do not matter."""
 
 from __future__ import annotations
 
 import time
 
-#: How many times as long as on an idle machine the same may take on a busy one before it is given up.
+#: Wall-clock limit relative to the processor limit, for busy machines.
 PATIENCE = 10.0
-#: And at least so much longer (seconds): what fills memory between runs is not counted.
+#: Extra wall-clock seconds, since filling memory between runs is not charged.
 _LEAST_S = 5.0
 
 
 class Allowance:
-    """Seconds that several runs may take together.
-
-    Each thread of the operating system that runs blocks is held to what is left, and what the longest of them took is
-    gone. A limit by the wall clock, more than :data:`PATIENCE` times as long, is there for a
-    machine that gets nowhere.
+    """Processor seconds shared by several runs, with a wall-clock limit above :data:`PATIENCE` times as much.
 
     Parameters
     ----------
     seconds
-        Of the processor, for each thread.
+        Limit of each operating-system thread; a run is charged the time of its longest thread.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -29,9 +25,9 @@ class Allowance:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Remaining seconds."""
         return max(0.0, self.seconds - self.spent_s)
 
     def charge(self, seconds: float) -> None:
-        """Take off what a run took."""
+        """Subtract the seconds of a run."""
         self.spent_s += seconds

@@ -1,8 +1,7 @@
-"""Run codelets and their schedule on the CPU: every unit with a memory of its own, exchanges as copies.
+"""Run codelets and their schedule on the CPU: every unit has its own memory, exchanges are copies.
 
-A superstep has its phases one after the other: all units receive their slices, then all compute. A unit's memory knows
-which elements hold anything, so that a codelet which reads what nothing brought fails, and an exchange sends only what
-was written. Poplar's header is a stand-in of our own (``cxx/poplar``); nothing of the vendor's is needed.
+In a superstep all units receive their slices, then all compute. A unit's memory tracks which elements are initialised,
+so that reads of missing data fail and exchanges send written data only. ``cxx/poplar`` replaces Poplar's header.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from roller.targets import expect_language
 from roller.tile.boxes import WORD_BYTES, Box
 from roller.tile.supersteps import Schedule, StagePlan, TensorPlan, plain
 
-#: First and last point of every axis of a tile.
+#: First and last point of each axis of a tile.
 Ranges = Mapping[str, tuple[int, int]]
 _ORDERS = ("forward", "reverse", "random")
 _POISON = 0xFF
 _FAULT_BYTES = 256
-#: About what a turn of a unit takes (its copies made in Python), and a point of a codelet (its accesses checked).
+#: Approximate seconds of a unit's turn (copies in Python), and of a codelet's point (checked accesses).
 _TURN_S, _POINT_S = 2e-4, 4e-8
 
 
 class FieldStruct(ctypes.Structure):
-    """Mirror of ``roller_steps::Field``: memory, which elements hold anything, who wrote each word, number, name."""
+    """Mirror of ``roller_steps::Field``: data, initialised elements, writer of each word, element count, name."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -47,7 +46,7 @@ class FieldStruct(ctypes.Structure):
 
 
 class Memory:
-    """A unit's copy of a piece of a tensor, and which elements of it hold anything."""
+    """A unit's copy of a piece of a tensor, with a mask of initialised elements."""
 
     def __init__(self, name: str, shape: Sequence[int], dtype: str) -> None:
         self.name, self.shape = name, tuple(shape)
@@ -57,39 +56,32 @@ class Memory:
         self.owners = np.zeros(-(-self.data.nbytes // WORD_BYTES), np.uint8)
 
     def forget(self) -> None:
-        """Drop what it holds: memory that the next exchange fills."""
+        """Mark all elements as uninitialised before the next exchange."""
         self.data.view(np.uint8)[:] = _POISON
         self.held[:] = 0
 
     def field(self) -> FieldStruct:
-        """Describe it to a codelet, none of whose workers has written to it."""
+        """Describe the memory to a codelet, with no word written by its workers yet."""
         self.owners[:] = 0
         places = (a.ctypes.data for a in (self.data, self.held, self.owners))
         return FieldStruct(*places, len(self.data), self.name.encode())
 
 
 class EmulatedSteps:
-    """An artifact of codelets, built for the CPU: build once, run in several orders.
-
-    Parameters
-    ----------
-    artifact
-        Language ``"poplar"``.
-    check, cache_dir, keep
-        As of :class:`roller.emulator.emulate.Emulated`; accesses are always checked.
+    """Artifact of codelets built for the CPU, to run in several orders; accesses are always checked.
 
     Raises
     ------
     EmulationError
-        Where the artifact is of another language, or g++ is missing or refuses the source.
+        If the artifact is of another language, or g++ is missing or refuses the source.
     """
 
-    #: Whether some units may run without the others: they exchange.
+    #: Whether some units may run without the others; not here, since they exchange data.
     runs_blocks: ClassVar[bool] = False
 
     @staticmethod
     def expected_s(artifact: KernelArtifact) -> float:
-        """Return about how long one run takes, in seconds: to say what is too long, no more."""
+        """Return a rough estimate of one run's seconds, to reject runs that take too long."""
         s = Schedule.from_dict(artifact.target["schedule"])
         turns = s.tasks * (s.steps + len(s.stages))
         return turns * _TURN_S + sum(x.points for x in artifact.expression.stages) * _POINT_S
@@ -113,14 +105,14 @@ class EmulatedSteps:
     def __call__(
         self, arrays: Sequence[np.ndarray], *, order: str = "forward", seed: int = 0, workers: int | None = None
     ) -> tuple[np.ndarray, ...]:
-        """Run all supersteps; units and workers take their turns in an order."""
+        """Run all supersteps; units and workers take turns in the given order."""
         del workers
         if order not in _ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(_ORDERS)}, got {shown(order)}.")
         home = self._at_home(arrays)
         written = {n: np.zeros(home[n].shape, bool) for n in self._names("output")}
         s, shuffle = self.schedule, random.Random(seed)
-        together = max(1, s.units // s.split) * s.split  # the parts of a reduction meet within a wave
+        together = max(1, s.units // s.split) * s.split  # parts of a reduction are combined within a wave
         for first in range(0, s.tasks, together):
             wave = [_Unit(self, t) for t in range(first, min(first + together, s.tasks))]
             turns = wave[::-1] if order == "reverse" else shuffle.sample(wave, len(wave)) if order == "random" else wave
@@ -141,10 +133,10 @@ class EmulatedSteps:
     def _wave(
         self, wave: Sequence[_Unit], turns: Sequence[_Unit], home: Mapping[str, np.ndarray], how: tuple[str, int]
     ) -> Iterator[tuple[_Unit, tuple[str, ...]]]:
-        """Run one turn of all units; yield each unit that has results, and which."""
+        """Run one turn of all units; yield each unit that has results, with their names."""
         s = self.schedule
         for plan in s.stages:
-            # The parts of a reduction have met before any other stage: the unit of the first one goes on alone.
+            # Parts of a reduction are combined before any other stage; the first part's unit continues alone.
             taking = [u for u in turns if plan.anchor or u.task % s.split == 0]
             for step in range(s.steps if plan.anchor else 1):
                 for unit in taking:
@@ -157,13 +149,13 @@ class EmulatedSteps:
         yield from ((unit, own) for unit in turns if unit.task % s.split == 0)
 
     def _meet(self, wave: Sequence[_Unit], how: tuple[str, int]) -> None:
-        """Combine the parts of every split reduction in the unit of the first one."""
+        """Combine the parts of every split reduction in the unit of the first part."""
         s = self.schedule
         assert s.combine is not None and s.finish is not None
         for at in range(0, len(wave), s.split):
             owner = wave[at]
             for other in wave[at + 1 : at + s.split]:
-                if other.ranges(0) is None:  # the last parts may get nothing
+                if other.ranges(0) is None:  # the last parts may be empty
                     continue
                 part = Memory("part", (s.sums,), s.sums_dtype)
                 part.data[:], part.held[:] = other.sums.data, other.sums.held
@@ -186,7 +178,7 @@ class EmulatedSteps:
         return [t.name for t in self.schedule.tensors if t.role == role]
 
     def _at_home(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all tensors as they lie between kernels: inputs filled, outputs poisoned."""
+        """Return all tensors in home memory between kernels: inputs filled, outputs zero."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
@@ -203,7 +195,7 @@ class EmulatedSteps:
 
 
 class _Unit:
-    """One unit at one task: its memory, and what it takes part in."""
+    """One unit at one task, with its memory."""
 
     def __init__(self, device: EmulatedSteps, task: int) -> None:
         self.device, self.task = device, task
@@ -219,7 +211,7 @@ class _Unit:
         self.start: dict[str, tuple[int, ...]] = {}
 
     def ranges(self, step: int) -> dict[str, tuple[int, int]] | None:
-        """Return first and last point of every axis in a reduction step; ``None`` where the last part has none left."""
+        """Return the first and last point of each axis in a reduction step; ``None`` if the last part has none left."""
         s, out = self.device.schedule, dict(self.tile)
         left = self.part * s.steps + step
         for a in reversed([a for a in s.axes if not a.spatial]):
@@ -229,7 +221,7 @@ class _Unit:
         return out if left == 0 else None
 
     def receive(self, plan: StagePlan, step: int, home: Mapping[str, np.ndarray]) -> None:
-        """Fetch the slices of the inputs that a codelet reads."""
+        """Copy the slices of the inputs that a codelet reads."""
         ranges = self.ranges(step)
         if ranges is None:
             return
@@ -244,7 +236,7 @@ class _Unit:
                 memory.held.reshape(t.pitches)[here] = 1
 
     def compute(self, plan: StagePlan, step: int, how: tuple[str, int], given: Sequence[Memory] = ()) -> None:
-        """Run a codelet on what the unit holds, and on what another one sent."""
+        """Run a codelet on the unit's memory, and on memory sent by another unit."""
         ranges, s = self.ranges(step), self.device.schedule
         if ranges is None:
             return
@@ -273,7 +265,7 @@ class _Unit:
         return {"f": low, "n": high - low + 1, "m": tile}[kind]
 
     def send(self, names: Sequence[str], home: dict[str, np.ndarray], written: dict[str, np.ndarray]) -> None:
-        """Send results home: what a codelet wrote, nothing else."""
+        """Copy the results that a codelet wrote to home memory."""
         for name in names:
             t = self.device.schedule.tensor(name)
             here, there = _slices(t, self.start[name], home[name].shape)
@@ -285,7 +277,7 @@ class _Unit:
 def _slices(
     t: TensorPlan, start: Sequence[int], shape: Sequence[int]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:  # fmt: skip
-    """Return where a piece lies in a unit's copy, and where at home."""
+    """Return the slices of a piece in a unit's copy, and in home memory."""
     here, there = [], []
     for first, step, count, size in zip(start, t.lattice, t.counts, shape, strict=True):
         number = max(0, min(count, -(-(size - first) // step)))
@@ -295,7 +287,7 @@ def _slices(
 
 
 def _box(t: TensorPlan, s: Schedule) -> Box:
-    """Return a tensor's box as the schedule has it."""
+    """Return a tensor's box according to the schedule."""
     accesses = tuple(tuple(Index(tuple(Term(*x) for x in terms), const) for const, terms in a) for a in t.accesses)
     extents = {a: e for plan in s.stages for a, e in plan.axes}
     return Box(Tensor(t.name, t.shape, t.dtype), accesses, tuple(extents.items()))
@@ -306,7 +298,7 @@ def _codelets(s: Schedule) -> list[StagePlan]:
 
 
 def _driven(source: str, schedule: Schedule) -> str:
-    """Return the codelets with a C function for each, which connects the fields and gives the workers their turns."""
+    """Return the codelets with a C function for each, which connects the fields and runs the workers in turn."""
     given = {p.entry: ["part"] if p is schedule.combine else [] for p in _codelets(schedule)}
     drivers = [_driver(p.entry, _field_names(p, given[p.entry])) for p in _codelets(schedule)]
     return f"#define ROLLER_WORKERS {schedule.workers}u\n{source}\n" + "\n".join(drivers)

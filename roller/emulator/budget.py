@@ -1,8 +1,7 @@
-"""A proof within a budget of seconds: the whole kernel where that fits, else chosen blocks of the same kernel.
+"""Prove a kernel within a time budget: the whole kernel if it fits, else chosen blocks of it.
 
-Blocks of the kernel that is shipped say more than a kernel for smaller shapes: every constant in them is the one that
-will run. One block runs alone first, which tells how many fit. Kernels of several launches need all blocks of one
-launch for a block of the next: they run whole, or not at all.
+Blocks of the shipped kernel prove more than a kernel for smaller shapes, since all constants are the real ones. A first
+block tells how many fit. A kernel of several launches runs whole or not at all, since a launch reads all blocks before.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from roller.emulator.proof import BLOCKS, NOTHING, WHOLE, PointComparator, Proof
 from roller.errors import EmulationError, EmulationTimeout
 from roller.expr import Stage
 
-#: Arguments of a kernel take no more memory than this, inputs twice (bytes).
+#: Largest memory of a kernel's arguments in bytes; inputs take it twice.
 MOST_BYTES = 1 << 30
-#: Terms of the reference (outputs x reduction elements) that are evaluated per second of the budget: a fourth of it.
+#: Reference terms (outputs x reduction elements) evaluated per second of the budget; takes a fourth of the budget.
 _TERMS_PER_S = 2_000_000
-#: Share of the budget that all blocks, and chosen ones, are expected to take; and blocks that are chosen at most.
+#: Share of the budget planned for all blocks, and for chosen ones; most blocks chosen.
 _WHOLE, _CHOSEN, _MOST_BLOCKS = 0.6, 0.6, 256
-#: A first block that takes less than this share of the budget is followed by others, to know what a block takes.
+#: Share of the budget below which more blocks run after the first, for a better estimate of a block's time.
 _SHORT = 0.02
-#: Bytes that memory holds before a run; one that only integers need twice: all ones is a number there.
+#: Fill bytes before a run; integers need several, since every pattern is a valid number.
 _POISONS = (0xFF, 0x5A, 0x3C)
 
 
@@ -46,14 +45,14 @@ def within_budget(
     workers: int | None,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Proof:
-    """Prove as much of a kernel as seconds allow; see :func:`roller.emulator.prove`."""
+    """Prove as much of a kernel as the budget allows; see :func:`roller.emulator.prove`."""
     start = time.monotonic()
     blocks = sum(_blocks(x.grid) for x in artifact.launches)
     needed = sum(element_bytes(a) for a in artifact.arguments)
     if needed > MOST_BYTES:
         note = f"its arrays take {needed / 1e9:.2f} GB, an emulated kernel may have {MOST_BYTES / 1e9:.2f} GB"
         return Proof(True, (), NOTHING, blocks=blocks, note=note)
-    # What is proved is not proved again: its library is not kept, unless somebody names a folder.
+    # A proved kernel is not proved again, so its library is cached only in a folder that the caller names.
     emulated = Emulated(artifact, check=check, cache_dir=cache_dir, keep=cache_dir is not None)
     proof = _Trial(emulated, arrays, budget_s, compare, orders, seed, workers).prove()
     return replace(proof, seconds=time.monotonic() - start)
@@ -61,18 +60,18 @@ def within_budget(
 
 @dataclass
 class _Found:
-    """What runs that ended gave: nothing is said of a kernel but what stands here.
+    """Results of completed runs, the only basis of a proof.
 
     Parameters
     ----------
     outputs
-        Of the first order.
+        Outputs of the first order.
     written
-        Flat positions that were written, by output; ``None`` where every block ran.
+        Flat positions written, by output; ``None`` if every block ran.
     run
-        Blocks that ran.
+        Number of blocks that ran.
     orders
-        Orders that ended.
+        Completed orders.
     """
 
     outputs: tuple[np.ndarray, ...]
@@ -82,12 +81,12 @@ class _Found:
 
     @property
     def scope(self) -> str:
-        """Whether every block ran."""
+        """Scope of the proof: every block, or some."""
         return WHOLE if self.written is None else BLOCKS
 
 
 class _Trial:
-    """One kernel under proof."""
+    """Proof of one kernel in progress."""
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class _Trial:
         self.allowance = Allowance(budget_s)
 
     def prove(self) -> Proof:
-        """Run what fits, and say what did."""
+        """Run what fits into the budget, and return the proof."""
         self._run()
         found, blocks = self.found, sum(self.grids)
         compared = self._compare(found) if found and not self.failures else 0
@@ -127,14 +126,14 @@ class _Trial:
                      spent_s=self.allowance.spent_s)  # fmt: skip
 
     def _run(self) -> None:
-        """Run the whole kernel, or blocks of it, in all orders there is time for."""
+        """Run the whole kernel, or blocks of it, in as many orders as the budget allows."""
         seconds = self._one_by_one()
         if seconds is None or self.failures:
             return
         alone = self.found
         whole_s = sum(s * n for s, n in zip(seconds, self.grids, strict=True)) * len(self.orders)
         left_s = self.allowance.left_s * self.emulated.workers(self.workers)
-        # There is nothing smaller to run of several launches: one order is better than none.
+        # Several launches cannot run in part; one order is better than none.
         if whole_s <= (_WHOLE if len(self.grids) == 1 else len(self.orders)) * left_s:
             self._in_all_orders(None)
         else:
@@ -148,7 +147,7 @@ class _Trial:
             self._verify()
 
     def _one_by_one(self) -> list[float] | None:
-        """Run a few blocks of every launch; return the seconds each took, ``None`` where one takes too long."""
+        """Run a few blocks of every launch; return the seconds of a block each, or ``None`` if one takes too long."""
         seconds: list[float] = []
         self._clean(_POISONS[0])
         for n, count in enumerate(self.grids):
@@ -158,7 +157,7 @@ class _Trial:
             numbers = [0]
             try:
                 self._run_blocks([0], n)
-                # The first one also pays for stacks and memory that is new: where it is short, others tell.
+                # The first block also pays for new stacks and memory; if it is short, time other blocks.
                 if len(blocks) > 1 and self.allowance.spent_s - before < _SHORT * self.budget_s:
                     before, numbers = self.allowance.spent_s, blocks[1:]
                     self.note = f"{len(blocks)} blocks of {entry} take longer than {self.budget_s:g} s"
@@ -168,7 +167,7 @@ class _Trial:
             except EmulationTimeout:
                 return None
             except EmulationError as err:
-                # What a later launch reads was not written by the blocks before it: only all of them can tell.
+                # Later launches read data that the few blocks before did not write; only a whole run can fail there.
                 if n == 0:
                     self.failures.append(("forward", str(err)))
                     self.note = ""
@@ -186,7 +185,7 @@ class _Trial:
         )
 
     def _verify(self) -> None:
-        """Look at guards and inputs where nothing but single blocks has ended, after which nobody has."""
+        """Check guards and inputs if only single blocks completed, which does not check them."""
         try:
             for buffer in self.buffers.values():
                 buffer.verify(self.emulated.launches[0].entry)
@@ -198,7 +197,7 @@ class _Trial:
             buffer.fill(poison)
 
     def _in_all_orders(self, chosen: list[int] | None) -> None:
-        """Run in every order while there is time; the first that ends takes the place of what was found before."""
+        """Run in every order while time is left; the first completed run replaces earlier results."""
         found: _Found | None = None
         for n, order in enumerate(self.orders):
             self._clean(_POISONS[n % len(_POISONS)] if chosen is None and self._integers else _POISONS[0])
@@ -229,12 +228,12 @@ class _Trial:
         return any(_may_be_ones(self.buffers[n]) for n in self.names)
 
     def _look_at_blocks(self, chosen: Sequence[int], order: str) -> tuple[tuple[np.ndarray, ...], list[np.ndarray]]:
-        """Return the outputs and where blocks wrote them; report what they left out."""
+        """Return the outputs and the positions that blocks wrote; record positions they left out."""
         written: list[np.ndarray] = []
         for name, stage in zip(self.names, self.stages, strict=True):
             found = self.buffers[name].changed(_POISONS[0])
             written.append(found)
-            if _may_be_ones(self.buffers[name]):  # -1 looks as if it were not there: left to the comparison
+            if _may_be_ones(self.buffers[name]):  # -1 looks unwritten; the comparison checks it
                 continue
             holes = unwritten(self.program, stage, found, len(chosen), self.grids[0])
             if holes:
@@ -242,7 +241,7 @@ class _Trial:
         return self.emulated.outputs(self.buffers), written
 
     def _find_holes(self, order: str) -> None:
-        """Report outputs that are never written; those of integers differ between orders."""
+        """Record outputs that are never written; unwritten integers differ between orders instead."""
         for name in self.names:
             buffer = self.buffers[name]
             if _may_be_ones(buffer):
@@ -253,7 +252,7 @@ class _Trial:
                 self.failures.append((order, text))
 
     def _compare(self, found: _Found) -> int:
-        """Compare as many outputs as the budget allows with the reference; return how many."""
+        """Compare as many outputs with the reference as the budget allows; return the number."""
         terms = sum(int(np.prod([a.extent for a in s.reduction_axes], dtype=np.int64)) for s in self.expression.stages)
         most = max(64, int(_TERMS_PER_S * self.budget_s) // max(1, terms) // len(self.names))
         points, values = [], []
@@ -278,5 +277,5 @@ def _blocks(grid: tuple[int, int, int]) -> int:
 
 
 def _may_be_ones(buffer: Buffer) -> bool:
-    """Whether a number has the bits of memory that was never written: in integers every pattern is one."""
+    """Return whether a value can equal the fill pattern of unwritten memory, as in integers."""
     return "float" not in buffer.argument.dtype

@@ -1,4 +1,4 @@
-"""Which outputs a block of a grid must write, and where to look when only some outputs can be compared."""
+"""Outputs that a block of a grid must write, and outputs to compare if not all can be."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from roller.expr import Stage
 from roller.expr.evaluate import axis_values
 from roller.tile import RProgram
 
-#: Regions of an output that are compared whole where there is no room for all of it: corners, and some within.
+#: Number of regions of an output that are compared if not all of it is: corners, and some inside.
 _REGIONS = 12
 
 
 def output_tile(program: RProgram, stage: Stage) -> dict[str, int]:
-    """Return the extents of the part of a stage's output that one block has, by axis.
-
-    Axes that the program does not divide among blocks belong to one block whole.
-    """
+    """Return the extents by axis of a block's part of a stage's output; undivided axes are whole."""
     tile = program.block_tile
     return {a.name: min(tile[a.name], a.extent) if a.name in program.grid else a.extent for a in stage.spatial_axes}
 
 
 def unwritten(program: RProgram, stage: Stage, written: np.ndarray, blocks: int, launched: int) -> str:
-    """Say what blocks have left out of their tiles."""
+    """Describe the elements that blocks left out of their tiles."""
+    # Empty also if the blocks wrote parts of more tiles than their number: then blocks do not have these tiles.
     shape, tile = stage.output.shape, output_tile(program, stage)
     points = np.stack(np.unravel_index(written, shape), axis=1) if shape else np.zeros((len(written), 0), np.int64)
     values = axis_values(stage, points)
@@ -51,7 +49,7 @@ def unwritten(program: RProgram, stage: Stage, written: np.ndarray, blocks: int,
 
 
 def regions(program: RProgram, stage: Stage, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield flat positions of parts of an output, each as large as what a block has of it: corners first."""
+    """Yield flat positions of parts of an output, each of a block's size, corners first."""
     tile = output_tile(program, stage)
     extents = {a.name: a.extent for a in stage.spatial_axes}
     counts = [-(-extents[n] // e) for n, e in tile.items()]
@@ -64,7 +62,7 @@ def regions(program: RProgram, stage: Stage, rng: np.random.Generator) -> Iterat
 
 
 def _positions(stage: Stage, box: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the flat positions that a box of spatial axes is stored at."""
+    """Return the flat storage positions of a box of spatial axes."""
     grids = np.meshgrid(*(np.arange(low, high) for low, high in box), indexing="ij", sparse=True)
     values = dict(zip((a.name for a in stage.spatial_axes), grids, strict=True))
     shape = stage.output.shape
@@ -75,7 +73,7 @@ def _positions(stage: Stage, box: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def some_of(parts: Sequence[np.ndarray], most: int, rng: np.random.Generator) -> np.ndarray:
-    """Return at most about ``most`` positions of all parts together, as many of each."""
+    """Return about ``most`` positions, equally many of each part."""
     if not parts:
         return np.zeros(0, np.int64)
     share = max(1, most // len(parts))
@@ -84,7 +82,7 @@ def some_of(parts: Sequence[np.ndarray], most: int, rng: np.random.Generator) ->
 
 
 def chosen_blocks(program: RProgram, blocks: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Return the linear numbers of blocks to run where not all can: first and last, their neighbours, corners, any."""
+    """Return the numbers of blocks to run if not all can: first and last, their neighbours, corners, random ones."""
     numbers = [0, blocks - 1, min(1, blocks - 1), max(0, blocks - 2)]  # neighbours do not write the same tile
     grid = list(program.grid.values())
     if int(np.prod(grid, dtype=np.int64)) == blocks:
@@ -95,7 +93,7 @@ def chosen_blocks(program: RProgram, blocks: int, most: int, rng: np.random.Gene
 
 
 def summary(run: int, blocks: int) -> str:
-    """Return how much of a grid ran.
+    """Describe how much of a grid ran.
 
     Examples
     --------

@@ -1,8 +1,7 @@
-"""A GPU made of this machine: its memory, streams, events and graphs, kernels by the emulator, in the worst order.
+"""Emulated GPU on this machine: memory, streams, events and graphs, with kernels by the emulator.
 
-Work is queued, as on a device, and done when somebody waits for it; whichever stream may go on is chosen so that a
-missing event shows: one stream runs as far ahead as its events allow, or chance decides. Memory starts as NaN and lies
-between guards.
+Work is queued, and done when a caller waits. The next stream is chosen so that missing events show: one stream runs as
+far ahead as its events allow, or a random one runs. Memory starts as NaN between guards.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from roller.core.dtypes import storage_dtype
 from roller.emulator.emulate import Emulated
 from roller.errors import EmulationError, shown
 
-#: Which stream goes on where several may: the one made first, the one made last, or any.
+#: Choice among streams that may run: the oldest, the newest, or a random one.
 POLICIES = ("first", "last", "random")
 _GUARD_BYTES, _ALIGNMENT, _POISON, _GUARD = 256, 256, 0xFF, 0xA5
 
 
 class Memory:
-    """Allocated memory between two guards, not initialised: NaN as a float."""
+    """Uninitialised memory (NaN as a float) between two guards."""
 
     def __init__(self, nbytes: int) -> None:
         raw = np.full(nbytes + 2 * _GUARD_BYTES + _ALIGNMENT, _GUARD, np.uint8)
@@ -39,19 +38,19 @@ class Memory:
         self.ptr: int = raw.ctypes.data + start
 
     def verify(self) -> None:
-        """Report what was written around it."""
+        """Raise if a guard was overwritten."""
         rest = np.concatenate((self._raw[: self._start], self._raw[self._start + self.nbytes :]))
         if (rest != _GUARD).any():
             raise EmulationError(f"emulated device: something was written around memory of {self.nbytes} bytes.")
 
 
 class DeviceArray(np.ndarray):
-    """An array on the emulated device, as a caller has it: NumPy's, but not in host memory."""
+    """NumPy array that represents memory of the emulated device."""
 
 
 @dataclass(eq=False)
 class Work:
-    """Queued work: done after what it waits for and what was queued in its stream before it."""
+    """Queued work, done after its dependencies and after earlier work of its stream."""
 
     run: Callable[[], None]
     after: list[Work] = field(default_factory=list)
@@ -60,7 +59,7 @@ class Work:
 
 @dataclass(eq=False)
 class Stream:
-    """Work in order; while a graph is captured, ``last`` is its last node there."""
+    """Work in order; during a capture, ``last`` is the stream's last node."""
 
     number: int
     queue: list[Work] = field(default_factory=list)
@@ -71,7 +70,7 @@ class Stream:
 
 @dataclass(eq=False)
 class Event:
-    """A place in a stream: the work before it, and when that was done (seconds)."""
+    """Point in a stream: the work before it, and its completion time in seconds."""
 
     work: Work | None = None
     time_s: float = 0.0
@@ -79,13 +78,13 @@ class Event:
 
 @dataclass(eq=False)
 class Graph:
-    """Captured work with what each node waits for."""
+    """Captured work with dependencies."""
 
     nodes: list[Work]
 
 
 class EmulatedKernel:
-    """A kernel on emulated memory; see ``roller.models.session.gpu_device`` for the interface."""
+    """Kernel on emulated memory; see ``roller.models.session.gpu_device`` for the interface."""
 
     def __init__(self, device: EmulatedDevice, artifact: KernelArtifact) -> None:
         self._device, self._emulated = device, Emulated(artifact, check=device.check)
@@ -95,7 +94,7 @@ class EmulatedKernel:
         self._queue(pointers, stream, False)
 
     def prepare(self, pointers: Mapping[str, int], stream: Stream) -> None:
-        """Queue what fills the panels of constants."""
+        """Queue the kernel that fills panels of constants."""
         self._queue(pointers, stream, True)
 
     def _queue(self, pointers: Mapping[str, int], stream: Stream, prepare: bool) -> None:
@@ -104,20 +103,20 @@ class EmulatedKernel:
 
 
 class EmulatedDevice:
-    """The interface of ``roller.models.session.gpu_device`` on this machine.
+    """Implementation of ``roller.models.session.gpu_device`` on this machine.
 
     Parameters
     ----------
     policy
         One of :data:`POLICIES`.
     seed
-        Of the random policy.
+        Seed of the random policy.
     order
-        Order of threads and blocks in kernels, see :func:`roller.emulator.emulate`.
+        Order of threads and blocks in kernels; see :func:`roller.emulator.emulate`.
     check
-        Whether accesses of kernels are checked.
+        Whether memory accesses of kernels are checked.
     arch
-        What it says it is.
+        Architecture to report.
     """
 
     xp = np
@@ -134,41 +133,41 @@ class EmulatedDevice:
         self._streams: list[Stream] = []
         self._memories: list[Memory] = []
         self._nodes: list[Work] | None = None
-        #: The stream a caller works in.
+        #: The caller's current stream.
         self.current = self.stream()
-        #: Kernels, copies and calls that were done.
+        #: Number of completed kernels, copies and calls.
         self.executed = 0
 
     def properties(self) -> dict[str, Any]:
-        """Return what the device says of itself."""
+        """Return the properties of the device."""
         return {"name": "emulated device", "arch": self._arch, "versions": {"numpy": np.__version__}}
 
     def allocate(self, nbytes: int) -> Memory:
-        """Return new memory."""
+        """Allocate memory."""
         self._memories.append(Memory(nbytes))
         return self._memories[-1]
 
     def load(self, artifact: KernelArtifact) -> Any:
-        """Return a kernel; it needs no image."""
+        """Return a kernel; no image is needed."""
         return EmulatedKernel(self, artifact)
 
     @contextlib.contextmanager
     def entered(self, arrays: Sequence[Any] = ()) -> Iterator[Stream]:
-        """Yield the stream a caller works in."""
+        """Yield the caller's current stream."""
         del arrays
         yield self.current
 
     def holds(self, value: Any) -> bool:
-        """Whether a caller's array lies on the device."""
+        """Return whether an array is on the device."""
         return isinstance(value, DeviceArray)
 
     def viewed(self, value: Any, where: str) -> Any:
-        """Return a caller's array."""
+        """Return a caller's array unchanged."""
         del where
         return value
 
     def contiguous(self, array: Any) -> Any:
-        """Return an array as a contiguous one, which is filled in the caller's stream."""
+        """Return a contiguous array, copied in the caller's stream if necessary."""
         if array.flags.c_contiguous:
             return array
         out = self.made(array.shape, array.dtype.name)
@@ -176,7 +175,7 @@ class EmulatedDevice:
         return out
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any] = ()) -> DeviceArray:
-        """Return a new array on the device, not initialised; bfloat16 as its bits."""
+        """Return a new uninitialised array on the device; bfloat16 as bits."""
         del like
         stored = storage_dtype(dtype)
         memory = self.allocate(int(np.prod(shape, dtype=np.int64)) * stored.itemsize)
@@ -187,7 +186,7 @@ class EmulatedDevice:
         return int(array.ctypes.data)
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
-        """Queue a copy from the host, of the array as it is now."""
+        """Queue a copy from the host of the array's current contents."""
         data = np.ascontiguousarray(array).tobytes()
 
         def move() -> None:
@@ -196,7 +195,7 @@ class EmulatedDevice:
         self.push(stream, move)
 
     def download(self, pointer: int, nbytes: int, stream: Stream) -> np.ndarray:
-        """Wait for a stream and return bytes."""
+        """Wait for a stream, and copy bytes to the host."""
         self.synchronize(stream)
         return np.frombuffer(ctypes.string_at(pointer, nbytes), np.uint8).copy()
 
@@ -212,33 +211,33 @@ class EmulatedDevice:
         self.push(stream, move)
 
     def array(self, pointer: int, shape: Sequence[int], dtype: np.dtype[Any], owner: Memory) -> np.ndarray:
-        """Return memory as an array of :attr:`xp`."""
+        """View memory as an array of :attr:`xp`."""
         start = pointer - owner.ptr
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return owner.data[start : start + size].view(dtype).reshape(tuple(shape))
 
     def call(self, function: Callable[[], None], stream: Stream) -> None:
-        """Queue a function of arrays."""
+        """Queue a host function that operates on arrays."""
         if stream.captured:
             raise EmulationError("emulated device: a function of arrays cannot be captured in a graph.")
         self.push(stream, function)
 
     def stream(self) -> Stream:
-        """Return a new stream."""
+        """Create a stream."""
         self._streams.append(Stream(len(self._streams)))
         return self._streams[-1]
 
     def event(self, timing: bool = False) -> Event:
-        """Return a new event."""
+        """Create an event."""
         del timing
         return Event()
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Let an event stand for all work of a stream so far."""
+        """Record all work of a stream so far in an event."""
         event.work = self.push(stream, lambda: setattr(event, "time_s", time.perf_counter()), counts=False)
 
     def wait(self, event: Event, stream: Stream) -> None:
-        """Let a stream wait for what an event stands for now; an event never recorded is no reason to wait."""
+        """Make a stream wait for the recorded work of an event; an unrecorded event has none."""
         if event.work is None:
             return
         stream.waits.append(event.work)
@@ -247,11 +246,11 @@ class EmulatedDevice:
             stream.captured = True
 
     def elapsed_s(self, start: Event, end: Event) -> float:
-        """Return the seconds between two events that are done."""
+        """Return the seconds between two completed events."""
         return end.time_s - start.time_s
 
     def push(self, stream: Stream, run: Callable[[], None], counts: bool = True) -> Work:
-        """Queue work in a stream, or put it into the graph that is being captured from it."""
+        """Queue work in a stream, or add it to the graph being captured."""
 
         def counted() -> None:
             run()
@@ -270,7 +269,7 @@ class EmulatedDevice:
         return work
 
     def synchronize(self, stream: Stream) -> None:
-        """Wait for a stream; what others have queued may be done too, or not."""
+        """Wait for a stream; work of other streams may run too."""
         while stream.queue or not all(w.done for w in stream.waits):
             ready = [s for s in self._streams if s.queue and all(w.done for w in s.queue[0].after)]
             if not ready:
@@ -285,7 +284,7 @@ class EmulatedDevice:
         return {"first": options[0], "last": options[-1]}.get(self.policy) or self._random.choice(options)
 
     def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
-        """Return the work as a graph; nothing is done."""
+        """Capture the work as a graph without running it."""
         self._nodes, stream.captured, stream.last = [], True, None
         try:
             work()
@@ -306,7 +305,7 @@ class EmulatedDevice:
         return Graph(nodes)
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        """Queue a graph; its nodes are done in any order their edges allow."""
+        """Queue a graph, whose nodes run in any order that their edges allow."""
 
         def run() -> None:
             left = list(graph.nodes)

@@ -1,7 +1,7 @@
 """Run all launches of a CUDA or HIP artifact on NumPy arrays, on the CPU.
 
-Outputs and workspaces start as NaN, buffers end in guard bytes and inputs are compared afterwards, so that what
-a kernel forgets to write, writes beyond, or must not write, shows even where accesses are not checked.
+Outputs and workspaces start as NaN, buffers have guard bytes, and inputs are compared afterwards, so that missing,
+out-of-bounds and forbidden writes show even if accesses are not checked.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from roller.errors import EmulationError, EmulationTimeout, shown
 from roller.targets import TARGETS, expect_language
 from roller.targets.lazy import loaded
 
-#: Languages of artifacts whose sources are understood.
+#: Languages of artifacts that can be emulated.
 LANGUAGES = tuple(t.language for t in TARGETS if t.kind.blocks and t.emulated)
-#: Orders in which the threads of a block (and the blocks of a grid) take their turns between barriers.
+#: Orders in which the threads of a block (and the blocks of a grid) run between barriers.
 ORDERS = ("forward", "reverse", "random")
-#: Threads a block may have on any GPU.
+#: Most threads of a block on any GPU.
 _MAX_THREADS = 1024
 _ALIGNMENT = 256
 _GUARD = 256
@@ -38,23 +38,23 @@ _MESSAGE_BYTES = 2048
 
 
 class Emulated:
-    """A GPU's artifact built for the CPU: build once, run in several orders.
+    """GPU artifact built for the CPU, to run in several orders.
 
     Parameters
     ----------
     artifact
-        Language ``"cuda"`` or ``"hip"``; it need not be built.
+        Artifact of language ``"cuda"`` or ``"hip"``; it need not be built.
     check
         Report out-of-bounds and misaligned accesses; unchecked kernels run faster and build slower.
     cache_dir
-        Folder that keeps what g++ built; the user's cache folder where ``None``.
+        Folder of cached builds; the user's cache folder if ``None``.
     keep
-        Whether it keeps this kernel too, and not only what all kernels share.
+        Whether to cache this kernel, besides what all kernels share.
 
     Raises
     ------
     EmulationError
-        Where the artifact is of another language, g++ is missing, or the source cannot be translated or built.
+        If the artifact is of another language, g++ is missing, or the source cannot be translated or built.
     """
 
     #: Whether some blocks may run without the others.
@@ -117,7 +117,7 @@ class Emulated:
         return self.outputs(buffers)
 
     def buffers(self, arrays: Sequence[np.ndarray]) -> dict[str, Buffer]:
-        """Return memory of every argument: inputs filled, all else poisoned."""
+        """Allocate every argument: inputs filled, all others poisoned."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
@@ -135,7 +135,7 @@ class Emulated:
         allowance: Allowance | None = None,
         only: int | None = None,
     ) -> None:
-        """Run the launches on memory of :meth:`buffers`, which is looked at after each."""
+        """Run all launches, or ``only`` one, on memory of :meth:`buffers`; verify the memory after a full run."""
         if order not in ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {shown(order)}.")
         for launch, kernel, function in self._launches if only is None else [self._launches[only]]:
@@ -145,11 +145,11 @@ class Emulated:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """Every launch, what prepares constants first."""
+        """All launches, starting with the preparation of constants."""
         return tuple(launch for launch, _, _ in self._launches)
 
     def workers(self, wanted: int | None) -> int:
-        """Return how many threads of the operating system share the blocks of the largest grid."""
+        """Return the number of operating-system threads that share the blocks of the largest grid."""
         return max(_workers(wanted, x.grid[0] * x.grid[1] * x.grid[2]) for x, _, _ in self._launches)
 
     def outputs(self, buffers: Mapping[str, Buffer]) -> tuple[np.ndarray, ...]:
@@ -158,7 +158,7 @@ class Emulated:
         return tuple(buffers[a.name].value(s) for a, s in zip(self.artifact.outputs, shapes, strict=True))
 
     def launch_at(self, addresses: Mapping[str, int], *, prepare: bool, order: str) -> None:
-        """Run on memory of the caller, as a device does: nothing is copied, filled or compared."""
+        """Run on the caller's memory, as a device does, without copies, fills or comparisons."""
         places: dict[str, Buffer | _Place] = {
             a.name: _Place(addresses[a.name], element_bytes(a)) for a in self.artifact.arguments if a.name in addresses
         }
@@ -180,13 +180,13 @@ def emulate(
     check: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """Run a GPU's artifact on the CPU and return its outputs."""
+    """Run a GPU artifact on the CPU and return its outputs."""
     return Emulated(artifact, check=check, cache_dir=cache_dir)(arrays, order=order, seed=seed, workers=workers)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Memory of the caller that an argument has."""
+    """Caller's memory of an argument."""
 
     address: int
     bytes: int
@@ -200,7 +200,7 @@ def element_bytes(argument: Argument) -> int:
 
 
 class Buffer:
-    """Device memory of one argument: aligned, guarded behind and in front, poisoned unless an input."""
+    """Device memory of one argument: aligned, guarded on both sides, poisoned unless an input."""
 
     def __init__(self, argument: Argument, array: np.ndarray | None) -> None:
         self.argument = argument
@@ -221,12 +221,12 @@ class Buffer:
         return None if number is None else np.array([number], self.dtype).view(np.uint8)
 
     def fill(self, byte: int) -> None:
-        """Make what is no input look as if nobody had written it."""
+        """Fill with a byte that marks unwritten memory, unless it is an input."""
         if self.given is None:
             self.data[:] = byte
 
     def changed(self, byte: int) -> np.ndarray:
-        """Return the flat positions of elements that are no more as :meth:`fill` left them."""
+        """Return the flat positions of elements that differ from the fill byte."""
         size = self.dtype.itemsize
         untouched = np.frombuffer(bytes([byte]) * size, f"u{size}")[0]
         return np.flatnonzero(self.data.view(f"u{size}") != untouched)
@@ -246,7 +246,7 @@ class Buffer:
         return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
     def verify(self, entry: str) -> None:
-        """Report what a kernel wrote where it must not."""
+        """Raise if a kernel overwrote a guard or an input."""
         name = self.argument.name
         for guard, where in ((self.front, "before the start"), (self.back, "beyond the end")):
             if (guard != _POISON).any():
@@ -279,7 +279,7 @@ def _launch(
         ctypes.cast(numbers, ctypes.POINTER(ctypes.c_uint32)) if chosen is not None else None, len(numbers),
     )  # fmt: skip
     if allowance is not None:
-        # What is used up stops at once: 0 would be no limit.
+        # A used-up limit stops at once; 0 would mean no limit.
         described.limit_s, described.deadline_s = max(allowance.left_s, 1e-9), allowance.deadline_s
     status = function(ctypes.byref(described))
     if allowance is not None:
@@ -297,20 +297,20 @@ def _workers(wanted: int | None, blocks: int) -> int:
 
 
 def emulated_by(artifact: KernelArtifact) -> Any:
-    """Return the class that runs an artifact of its language."""
+    """Return the emulator class for an artifact's language."""
     known = {t.language: t.emulator for t in TARGETS if t.language and t.emulated}
     expect_language(artifact.language, known, "emulator", EmulationError, "Lower it for a device that is emulated.")
     return loaded(known[artifact.language])
 
 
 def architecture_of(arch: str) -> int:
-    """Return ``__CUDA_ARCH__`` of an architecture: 900 of ``"sm_90"``; numbers of AMD's say nothing about CUDA's."""
+    """Return ``__CUDA_ARCH__``: 900 for ``"sm_90"``; 800 for architectures of AMD."""
     m = re.match(r"sm_(\d+)", arch)
     return int(m[1]) * 10 if m else 800
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the values a kernel sees: of a dtype that NumPy lacks, float32 of those values.
+    """Return the values that a kernel sees: float32 values rounded to a dtype that NumPy lacks.
 
     Examples
     --------

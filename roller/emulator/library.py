@@ -1,6 +1,6 @@
-"""Builds translated kernels with g++ and loads them; everything built is kept by content.
+"""Build translated kernels with g++ and load them; builds are cached by content.
 
-Safe for concurrent processes: a file appears whole or not at all, and its name is the hash of all it came from.
+Safe for concurrent processes: files are written atomically and named by a hash of all their inputs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from roller.core.kept_code import UntrustedError, check_folder, kept, own_folder
 from roller.core.scratch import scratch_folder
 from roller.errors import EmulationError
 
-#: Environment variable that names the folder of what is built.
+#: Environment variable of the folder of builds.
 VARIABLE = "ROLLER_EMULATOR_DIR"
 
 _CXX = Path(__file__).parent / "cxx"
-#: Type punning of emitted code is legal in CUDA; the standard 14 headers are the quick ones.
+#: Emitted code uses type punning, which CUDA allows; the headers of C++14 compile faster.
 _FLAGS = ("-std=gnu++14", "-fPIC", "-fno-strict-aliasing", "-fwrapv", "-pthread", "-w")
 _TIMEOUT_S = 300.0
 
@@ -64,7 +64,7 @@ class LaunchStruct(ctypes.Structure):
 
 
 def default_cache() -> Path:
-    """Return the folder of built kernels: ``ROLLER_EMULATOR_DIR`` where it is set, else one in the user's cache."""
+    """Return the folder of cached builds: ``ROLLER_EMULATOR_DIR`` if set, else one in the user's cache."""
     chosen = os.environ.get(VARIABLE, "").strip()
     return Path(chosen).expanduser().absolute() if chosen else cache_folder() / "emulator"
 
@@ -72,13 +72,13 @@ def default_cache() -> Path:
 def load(
     source: str, check: bool, cache_dir: str | os.PathLike[str] | None = None, *, keep: bool = True
 ) -> ctypes.CDLL:
-    """Return the library of a translated source, built if it is not kept yet."""
+    """Return the library of a translated source, built if it is not cached."""
     unit = _Unit(_folder(cache_dir), source, check, *compiler(os.environ.get("CXX") or "g++"))
     return _loaded(unit) if keep and unit.folder is not None else _opened(_built(unit, keep=False))
 
 
 def _folder(chosen: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder that keeps libraries; ``None`` where the user's cannot be used, which is said once."""
+    """Return the folder of cached builds; ``None``, with one warning, if the user's cannot be used."""
     folder = Path(chosen) if chosen is not None else default_cache()
     try:
         if chosen is None and folder.parent == cache_folder():
@@ -95,7 +95,7 @@ def _folder(chosen: str | os.PathLike[str] | None) -> Path | None:
 
 @dataclass(frozen=True)
 class _Unit:
-    """A source that is built: where it is kept, whether it is checked, and by what."""
+    """Source to build, with its cache folder and compiler."""
 
     folder: Path | None
     source: str
@@ -114,7 +114,7 @@ def _loaded(unit: _Unit) -> ctypes.CDLL:
 
 
 def _opened(image: bytes) -> ctypes.CDLL:
-    """Load a library from what was verified, not from the file that is kept: that one may change while it is mapped."""
+    """Load a library from verified bytes, not from the cached file, which may change while it is mapped."""
     with scratch_folder("emulator-") as own:
         path = Path(own, "kernel.so")
         path.write_bytes(image)
@@ -141,8 +141,8 @@ def compiler(name: str) -> tuple[str, str]:
 
 
 def _built(unit: _Unit, keep: bool = True) -> bytes:
-    """Return the library of a kernel, from the folder where it is there."""
-    # Checks cost most where they are not optimised, and -O1 already folds them into the address arithmetic.
+    """Return the library of a kernel, from the cache if possible."""
+    # Unoptimised checks are slow; -O1 already folds them into the address arithmetic.
     flags = ("-O1" if unit.check else "-O2", "-shared", unit.macro)
     return _output(unit, unit.source, flags, ".so", functools.partial(_runtime, unit), keep)
 
@@ -160,7 +160,7 @@ def _output(
     runtime: Callable[[], bytes] | None = None,
     keep: bool = True,
 ) -> bytes:
-    """Return what g++ makes of a source; it is kept under the hash of all it came from."""
+    """Return g++'s output for a source, cached under the hash of all inputs."""
     text = "\0".join(("with a checksum", source, *flags, *_FLAGS, unit.path, unit.version)).encode()
     name = hashlib.sha256(text + _headers()).hexdigest()[:32] + suffix
     target = None if unit.folder is None or not keep else unit.folder / name

@@ -1,4 +1,4 @@
-"""What a proof says, and how results are compared with the expression."""
+"""Result of a proof, and comparators of outputs with the expression's reference."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from roller.expr.enclosure import Enclosure
 from roller.expr.rounding import ratios
 from roller.tile.winograd import only_reorders
 
-#: Says what is wrong with outputs, or returns an empty text: ``(expression, inputs, outputs) -> text``.
+#: Describes errors in outputs, or returns ``""``: ``(expression, inputs, outputs) -> text``.
 Comparator = Callable[[TensorExpr, Sequence[np.ndarray], Sequence[np.ndarray]], str]
-#: The same for some elements of the outputs: coordinates ``(P, rank)`` and values ``(P,)`` per output.
+#: The same for chosen elements of the outputs: coordinates ``(P, rank)`` and values ``(P,)`` per output.
 PointComparator = Callable[[TensorExpr, Sequence[np.ndarray], Sequence[np.ndarray], Sequence[np.ndarray]], str]
 
-#: Every block ran; some blocks did; none.
+#: Scopes of a proof: every block ran, some blocks, none.
 WHOLE, BLOCKS, NOTHING = "whole", "blocks", "nothing"
 
 
@@ -30,23 +30,23 @@ class Proof:
     Parameters
     ----------
     ok
-        Whether nothing was found wrong in what was run.
+        Whether no error was found in the completed runs.
     failures
-        Per order that failed, what was wrong.
+        ``(order, error)`` of each failed order.
     scope
-        What was run to its end: :data:`WHOLE`, :data:`BLOCKS` or :data:`NOTHING`.
+        Completed part: :data:`WHOLE`, :data:`BLOCKS` or :data:`NOTHING`.
     orders
-        Orders that were run to their end.
+        Completed orders.
     run, blocks
-        Blocks that were run to their end, and blocks of the grids.
+        Number of completed blocks, and of all blocks of the grids.
     points
-        Outputs that were compared with the reference.
+        Number of outputs compared with the reference.
     note
-        Why not more was run; empty where all was.
+        Why not everything ran; empty if it did.
     seconds
-        What it took.
+        Wall time of the proof.
     spent_s
-        What running the kernel took of each processor; 0 where nobody looked.
+        Seconds of each processor for running the kernel; 0 if not measured.
     """
 
     ok: bool
@@ -62,7 +62,7 @@ class Proof:
 
     @property
     def proved(self) -> str:
-        """Say in one line what is known, as records do: never more than what ran, of a wrong kernel nothing.
+        """Summary for records: never more than what ran, and nothing for a wrong kernel.
 
         Examples
         --------
@@ -83,17 +83,17 @@ class Proof:
         return f"emulated: {', '.join(parts)}" if parts else "emulated"
 
     def __str__(self) -> str:
-        """Return the failures, one a line."""
+        """Return the failures, one per line."""
         return "\n".join(f"{order}: {text}" for order, text in self.failures) or "ok"
 
 
 def within_bound(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
-    """Compare outputs with where :mod:`roller.expr.enclosure` says that those of right kernels lie."""
+    """Compare outputs with the range of right results by :mod:`roller.expr.enclosure`."""
     return everywhere(within_bound_at)(expression, arrays, outputs)
 
 
 def everywhere(compare: PointComparator) -> Comparator:
-    """Return the comparator of all elements that a comparator of chosen ones makes."""
+    """Turn a comparator of chosen elements into one of all elements."""
 
     def whole(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
         points = [
@@ -111,7 +111,7 @@ def within_bound_at(
     points: Sequence[np.ndarray],
     values: Sequence[np.ndarray],
 ) -> str:
-    """Compare some elements of outputs as :func:`within_bound` does all."""
+    """Compare chosen elements of outputs as :func:`within_bound` does all."""
     known = {t.name: np.asarray(a) for t, a in zip(expression.inputs, arrays, strict=True)}
     run = Enclosure(expression, known, reordered=only_reorders(expression))
     for t, where, got in zip(expression.output_tensors, points, values, strict=True):

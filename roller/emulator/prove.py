@@ -1,4 +1,4 @@
-"""Prove a kernel without a GPU: run it in every order and compare with the expression's own reference."""
+"""Prove a kernel without a GPU: run it in every order and compare with the expression's reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import digits_of_inputs
 from roller.expr.factors import Drawing
 
-#: Random numbers an input of a proof has at most; a longer one repeats them, with a prime for a period.
+#: Most distinct random numbers of an input, a prime; longer inputs repeat them.
 _DISTINCT = 4_194_301
 
 
@@ -44,7 +44,10 @@ def prove(
     budget_s: float | None = None,
     compare_at: PointComparator | None = None,
 ) -> Proof:
-    """Run an artifact in several orders and compare each result with the reference, and with each other."""
+    """Run an artifact in several orders; compare the results with the reference and with each other."""
+    # Results that differ between orders are a failure even within the bound: a barrier is missing, or the kernel adds
+    # with atomics. budget_s is in processor seconds; the wall-clock limit is more than ten times as long. If not all
+    # blocks fit into it, blocks at corners and random ones run.
     if not orders or len(set(orders)) < len(orders) or not set(orders) <= set(ORDERS):
         raise EmulationError(f"orders: expected some of {', '.join(ORDERS)}, each once, got {list(orders)}.")
     expression, start = artifact.expression, time.monotonic()
@@ -72,7 +75,7 @@ def prove(
     for order in orders:
         try:
             outputs = emulated(inputs, order=order, seed=seed, workers=workers)
-        except EmulationTimeout:  # without a limit: no memory, which is no fault of the kernel
+        except EmulationTimeout:  # without a limit it means no memory, which is not the kernel's fault
             raise
         except EmulationError as err:
             failures.append((order, str(err)))

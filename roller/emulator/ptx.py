@@ -1,6 +1,6 @@
-"""Inline PTX to calls of ``cxx/ptx.h``: a table of instruction patterns, each with its translation.
+"""Translate inline PTX to calls of ``cxx/ptx.h`` with a table of instruction patterns.
 
-To add an instruction: write what a lane does in ``cxx/ptx.h`` and one row of ``INSTRUCTIONS`` here.
+To add an instruction, implement its effect on a lane in ``cxx/ptx.h`` and add one row to ``INSTRUCTIONS`` here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _REGISTER_TYPES = {"u64": "uint64_t", "s64": "int64_t", "b64": "uint64_t", "u32"
                    "b16": "uint16_t"}  # fmt: skip
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
-#: Operands of one instruction: every operand is a list, since ``{a, b}`` names several registers.
+#: Operands of one instruction; each is a list, since ``{a, b}`` names several registers.
 Operands = list[list[str]]
 Translation = Callable[[re.Match[str], Operands], str]
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One pattern of opcodes and the C++ statement it becomes."""
+    """Opcode pattern with its possible operand counts and its translation to a C++ statement."""
 
     pattern: str
     operands: tuple[int, ...]
@@ -109,7 +109,7 @@ def _wgmma(m: re.Match[str], o: Operands) -> str:
     return f"emul::ptx::wgmma<emul::ptx::{m['a']}>({n}, {{{d}}}, {given});"
 
 
-#: Opcode pattern (whole match), how many operands it may have, translation.
+#: Opcode pattern (full match), possible numbers of operands, translation.
 INSTRUCTIONS: tuple[Instruction, ...] = (
     Instruction(
         r"mma\.sync\.aligned\.m16n8k(?P<k>8|16|32)\.row\.col(?:\.satfinite)?"
@@ -189,7 +189,7 @@ def _byte(sign: str) -> str:
 
 
 def translate_asm(text: str) -> str:
-    """Replace every inline assembly statement of a source by calls; line numbers are kept.
+    """Replace every inline assembly statement by calls; keep line numbers.
 
     Examples
     --------
@@ -208,7 +208,7 @@ def translate_asm(text: str) -> str:
 
 
 def _statement(inside: str) -> str:
-    """Translate the inside of ``asm(...)``: template, outputs, inputs."""
+    """Translate the contents of ``asm(...)``: template, outputs, inputs."""
     sections = split(inside, ":")
     template = "".join(s.encode().decode("unicode_escape") for s in _STRING.findall(sections[0]))
     values = []
@@ -223,7 +223,7 @@ def _instructions(template: str, values: list[str]) -> list[str]:
     out = []
     for line in re.sub(r"//[^\n]*", "", template).split(";"):
         text = " ".join(line.split()).strip()
-        while text[:1] in ("{", "}") and text:  # scopes of registers are those of the statement
+        while text[:1] in ("{", "}") and text:  # register scopes end with the statement
             text = text[1:].strip()
         text = text[:-1].strip() if text.endswith("}") and text.count("}") > text.count("{") else text
         if text:

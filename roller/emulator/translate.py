@@ -1,7 +1,7 @@
-"""CUDA C to C++ that the emulator's headers understand, statement by statement and line by line.
+"""Translate CUDA C to C++ for the emulator's headers, keeping line numbers.
 
-Only what C++ cannot say by a macro is rewritten: pointers become checked ones, shared arrays belong to the
-block, inline PTX becomes calls, and every kernel holds its indices in locals. Line numbers are kept.
+Only constructs that macros cannot express are rewritten: pointers become checked, shared arrays belong to the block,
+inline PTX becomes calls, and every kernel holds its indices in locals.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from roller.emulator.balanced import closing
 from roller.emulator.ptx import translate_asm
 from roller.errors import EmulationError
 
-#: Element types a kernel may point to, longest first so that a prefix never matches alone.
+#: Element types of pointers, longest first so that a prefix never matches alone.
 _TYPES = sorted(
     [
         "unsigned long long", "unsigned long", "unsigned char", "unsigned short", "unsigned int", "unsigned",
@@ -29,7 +29,7 @@ _TYPES = sorted(
 _TYPE = "(?:" + "|".join(t.replace(" ", r"\s+") for t in _TYPES) + ")"
 _POINTER = re.compile(rf"\b((?:(?:const|volatile)\s+)*{_TYPE}(?:\s+(?:const|volatile))*)\s*\*(?!\*)\s*(?:const\b)?")
 _ALIGNED = r"(?:(?:alignas|__align__)\s*\(\s*(\d+)\s*\)\s*)?"
-#: How HIP spells it.
+#: HIP's spelling of the alignment.
 _ATTRIBUTE = re.compile(r"__attribute__\(\(aligned\((\d+)\)\)\)")
 _SHARED = re.compile(
     rf"\b__shared__\s+{_ALIGNED}((?:(?:const|volatile)\s+)*{_TYPE})\s+{_ALIGNED}(\w+)\s*\[([^\];]+)\]((?:\s*\[[^\];]+\])*)\s*;"
@@ -45,18 +45,26 @@ _INDICES = (
     " const emul::Index3 threadIdx = emul::thread_index(), blockIdx = emul::block_index(), "
     "blockDim = emul::block_extent(), gridDim = emul::grid_extent();"
 )
-#: Containers of warp groups: slow to compile, so only where needed, and ahead of CUDA's keywords.
+#: Headers that warp groups need; slow to compile, and included before CUDA's keywords are defined.
 _CONTAINERS = "#include <map>\n#include <memory>\n#include <vector>\n"
-#: What makes threads of a block wait for each other; a kernel without it runs without fibers.
+#: Operations by which threads of a block wait for each other; kernels without them run without fibers.
 _CONVERGES = re.compile(r"__sync|__shfl|__activemask|_sync\b|\basm\b|__asm__|wmma")
 
 
 @dataclass(frozen=True)
 class TranslatedKernel:
-    """One kernel of a source: entry name, element type per parameter, and what its launch must respect.
+    """Kernel of a source.
 
-    ``max_threads`` is the bound of ``__launch_bounds__`` (0 where there is none); ``converges`` says whether its
-    threads wait for each other. ``numbers`` are the parameters that are passed by value.
+    Parameters
+    ----------
+    parameters
+        Name and element type of each parameter.
+    max_threads
+        Bound of ``__launch_bounds__``; 0 if there is none.
+    converges
+        Whether threads wait for each other.
+    numbers
+        Parameters passed by value.
     """
 
     entry: str
@@ -67,7 +75,7 @@ class TranslatedKernel:
 
 
 def translate(source: str, architecture: int = 800) -> tuple[str, tuple[TranslatedKernel, ...]]:
-    """Rewrite a CUDA source and describe its kernels.
+    """Translate a CUDA source and describe its kernels.
 
     Examples
     --------
@@ -144,7 +152,7 @@ def _shared_arrays(text: str) -> str:
     def static(m: re.Match[str]) -> str:
         inner, align, t, align2, name, count, rest = "", m[1], m[2], m[3], m[4], m[5], m[6]
         element = f"{t}{inner}"
-        if rest.strip():  # rows of a multi-dimensional array are elements of the outer one
+        if rest.strip():  # elements of the outer array are rows
             element = f"emul_row_{name}"
             inner = f"typedef {t} {element}{rest.strip()}; "
         size = align or align2 or f"alignof({element})"
@@ -156,14 +164,14 @@ def _shared_arrays(text: str) -> str:
 
 
 def _local_arrays(text: str) -> str:
-    """Give the arrays of a thread, its registers, checked indices."""
+    """Replace the arrays of a thread, its registers, by arrays with checked indices."""
 
     def local(m: re.Match[str]) -> str:
         align = f"alignas({m[3] or m[5]}) " if m[3] or m[5] else ""
         return f'{m[1]}{m[2]}{align}emul::Local<{m[4]}, ({m[7]})> {m[6]}{{"{m[6]}"}};'
 
     start = _KERNEL.search(text)
-    at = start.start() if start else len(text)  # what comes before are types and helpers of the prelude
+    at = start.start() if start else len(text)  # before it are types and helpers of the prelude
     return text[:at] + _LOCAL.sub(local, text[at:])
 
 
@@ -186,7 +194,7 @@ def _addresses(text: str) -> str:
 
 
 def _element(text: str, i: int) -> tuple[str, str, int] | None:
-    """Parse the element whose address is taken by the ``&`` at ``i``: base, index and the position after it."""
+    """Parse the element addressed by the ``&`` at ``i``: base, index and the position after it."""
     before = text[:i].rstrip()[-1:]
     if before and before not in "(,=;{}[?:":
         return None

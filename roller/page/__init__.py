@@ -1,1 +1,1 @@
-"""The HTML page of reports: one file without requests, its script and style, and data without paths."""
+"""HTML page shared by reports: one self-contained file, its scripts and style, and data without paths."""

@@ -1,4 +1,4 @@
-"""Leaves names of files and paths out of a report's texts."""
+"""Remove names of files and paths from a report's texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SUFFIXES = (
     "py|pyx|pyi|pyc|ipynb|cpp|cc|cxx|cu|cuh|c|h|hpp|rs|ts|js|so|onnx|pb|pt|pth|ckpt|bin|safetensors|npy|npz|pkl|csv|json|"
     "jsonl|gz|zip|tar|yaml|yml|toml|ini|cfg|txt|log|md|html|sh|parquet|arrow|h5|db"
 )
-#: A path of two parts or more, with its drive where it has one, one that begins with dots, or the name of a file.
+#: A path of two or more parts with an optional drive, a path that begins with dots, or a file name.
 _PATH = (
     r"(?<![\w.])(?:[A-Za-z]:)?[\\/](?:[^\s\\/:*?\"'<>|,()]+[\\/])+(?:[^\s\\/:*?\"'<>|,()]*[^\s\\/:*?\"'<>|,().])?"
     r"|(?<![\w.~])(?:\.{1,2}|~\w*)(?:[\\/][\w.~+@-]*[\w~+@-])+"
@@ -19,7 +19,7 @@ _PATH = (
 
 
 def without_paths(value: Any, files: Iterable[str] = ()) -> Any:
-    """Return a report's data with the paths in its texts replaced: each becomes ``file-1``, ``file-2``, ...
+    """Replace the paths in a report's texts by ``file-1``, ``file-2``, ...
 
     Examples
     --------

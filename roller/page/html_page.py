@@ -1,4 +1,4 @@
-"""One self-contained HTML file of a report's data: own script and style, compressed columns, no request."""
+"""One self-contained HTML file for a report's data: inline script and style, compressed columns, no requests."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ import numpy as np
 
 from roller.errors import ArtifactError
 
-#: Bytes of a page at most.
+#: Largest page in bytes.
 MOST_BYTES = 1_500_000
-#: Scripts of the page in the order they are read; each defines what the next ones use.
+#: Scripts in loading order; later ones use definitions of earlier ones.
 _SCRIPTS = (
     "dom.js", "data.js", "icicle.js", "table.js", "charts.js", "hints_view.js", "difference_view.js",
     "profile_view.js", "tiles.js", "kernel_view.js",
     "model_view.js", "page.js",
 )  # fmt: skip
-#: Comments of the scripts that have lines of their own: they are for who reads the sources, not for each page.
+#: Full-line comments of the scripts, which pages do not need.
 _COMMENTS = re.compile(r"^ *(?:/\*\*.*?\*/|//[^\n]*)\n", re.MULTILINE | re.DOTALL)
-#: Characters that end a script, or a line of one, inside JSON; their escapes mean the same there.
+#: Characters in JSON that could end a script element or a line, with equivalent escapes.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def html_page(title: str, data: Mapping[str, Any]) -> str:
-    """Return a page that shows the data of a report.
+    """Return the HTML page that shows a report's data.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def html_page(title: str, data: Mapping[str, Any]) -> str:
 
 
 def script_json(value: Any) -> str:
-    r"""Return JSON that can stand in a script element, whatever strings it holds.
+    r"""Return JSON that is safe inside a script element.
 
     Examples
     --------
@@ -70,15 +70,13 @@ def script_json(value: Any) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text = re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found[0]], text)
-    return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates, as their escapes
+    return text.encode("utf-8", "backslashreplace").decode()  # escapes lone surrogates
 
 
 def packed(data: Mapping[str, Any]) -> bytes:
-    """Return data as the page reads them: the length of the JSON, the JSON, the columns it refers to; compressed.
-
-    All numbers of 64 bits are in one sorted column, each once, and others hold their places in it: times of a step
-    repeat, in sums and in tables, and sorted ones compress better.
-    """
+    """Return compressed data: the length of the JSON, the JSON, and the binary columns it refers to."""
+    # All float64 values are stored once, sorted, in a pool; columns hold indices into it. Times repeat in sums and in
+    # tables, and sorted values compress better.
     columns = _Columns()
     floats = [array for array in _arrays(data) if array.dtype == np.float64]
     pool = np.unique(np.concatenate(floats)) if floats else np.zeros(0)
@@ -93,7 +91,7 @@ def packed(data: Mapping[str, Any]) -> bytes:
         if isinstance(value, (list, tuple)):
             return [plain(part) for part in value]
         if isinstance(value, float) and not math.isfinite(value):
-            return None  # JSON has no such number
+            return None  # JSON has no non-finite numbers
         return value
 
     body = {"pool": columns.add(pool), "data": plain(data)}
@@ -110,7 +108,7 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
 
 
 class _Columns:
-    """Columns, byte by byte of significance, which compresses better: exponents beside exponents."""
+    """Binary columns, transposed to bytes of equal significance, which compress better."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The HTML report of a benchmark's results: what was run, its limits, and every table of the file."""
+"""HTML report of a benchmark's results: the run, its limits, and every table of the file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from roller.errors import ArtifactError
 from roller.page.anonymous import without_paths
 from roller.page.html_page import html_page
 
-#: Everything that a report can show, for messages.
+#: Kinds of input that a report accepts, for error messages.
 UNDERSTOOD = (
     "an entry file (.py), an ONNX model (.onnx), a recording of PyTorch's profiler (.json, .json.gz), a saved profile, "
     "a kernel or a benchmark's results (.json), or the folder of a compiled model"
 )
-#: Words in the name of a column whose numbers a model gave; all others were measured, or are sizes.
+#: Words in the names of columns with predicted numbers; other columns are measured, or sizes.
 _PREDICTED = ("predicted", "roofline", "model_s", "expected")
 
 
 def page_of_benchmark(path: Path, *, anonymous: bool = False) -> str:
-    """Return a benchmark's results as one HTML file that asks nothing of a server."""
+    """Return a benchmark's results as one self-contained HTML file."""
     try:
         found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -37,7 +37,7 @@ def page_of_benchmark(path: Path, *, anonymous: bool = False) -> str:
 
 
 def benchmark_data(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of results: plain facts, and tables by their place in the file."""
+    """Return the page's data: plain facts, and tables named by their path in the file."""
     run = found.get("run")
     facts = {**(run if isinstance(run, Mapping) else {}), **{n: v for n, v in found.items() if _is_plain(v)}}
     return {"view": "benchmark", "name": name, "run": _flat(facts), "tables": list(_tables(found))}
@@ -64,7 +64,7 @@ def _label(column: str) -> str:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with one level: mappings within it become columns of their own, lists text."""
+    """Flatten a row: nested mappings become columns, lists become text."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):

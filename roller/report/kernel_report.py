@@ -1,4 +1,4 @@
-"""The HTML report of a kernel: its tiles, its price term by term, why this program and not the next, its source."""
+"""HTML report of a kernel: tiles, terms of its price, comparison with other candidates, source."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 from roller.tile.winograd_products import products_program
 
-#: Candidates that are listed.
+#: Number of candidates listed.
 _CANDIDATES = 10
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """An artifact as what is explained."""
+    """Artifact with the interface that ``explain`` needs."""
 
     artifact: KernelArtifact
 
     @property
     def program(self) -> RProgram:
-        """Its program."""
+        """The artifact's program."""
         return self.artifact.program
 
 
 def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
-    """Return a kernel as one HTML file that asks nothing of a server."""
+    """Return a kernel as one self-contained HTML file."""
     data = {"view": "kernel", **kernel_data(artifact)}
     if anonymous:
         data = without_paths({**data, "source": ""})
@@ -43,7 +43,7 @@ def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
 
 
 def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str, Any]:
-    """Return what the page shows of a kernel."""
+    """Return the page's data of a kernel; ``explained`` constructs its candidates again, which takes seconds."""
     estimate = estimate_of(artifact)
     data: dict[str, Any] = {
         "name": artifact.expression.name,
@@ -75,7 +75,7 @@ def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str
 def _why(artifact: KernelArtifact) -> dict[str, Any]:
     found = explain_kernel(_Kernel(artifact), None, None)
     why = found.to_dict()
-    why["rivals"] = [{**rival, "time": None} for rival in why["rivals"]]  # each is a tree as large as its own
+    why["rivals"] = [{**rival, "time": None} for rival in why["rivals"]]  # each is a large tree
     options = ConstructOptions(constants=artifact.program.constants)
     rows = construct_candidates(artifact.expression, load_spec(artifact.device), options)[:_CANDIDATES]
     candidates = [
@@ -90,7 +90,7 @@ def _why(artifact: KernelArtifact) -> dict[str, Any]:
 
 
 def estimate_of(artifact: KernelArtifact) -> Estimate | None:
-    """Return the prediction that an artifact carries; ``None`` if it has none."""
+    """Return the prediction stored in an artifact, or ``None``."""
     try:
         return Estimate.from_dict(artifact.estimate) if artifact.estimate.get("seconds") is not None else None
     except ArtifactError:
@@ -98,8 +98,8 @@ def estimate_of(artifact: KernelArtifact) -> Estimate | None:
 
 
 def levels_of(program: RProgram) -> list[dict[str, Any]]:
-    """Return the tiles of a program, from the whole to the smallest: name, and extents by axis."""
-    program = products_program(program) or program  # whose tiles are those of the products
+    """Return the name and extents by axis of each tile of a program, from the whole to the smallest."""
+    program = products_program(program) or program  # its tiles are those of the matrix products
     reduced = {a.name for a in program.axes if a.kind != "spatial"}
     whole: Mapping[str, int] = {a.name: a.extent for a in program.axes}
     levels = [("whole", whole), *((name, program.tile(name)) for name in reversed(program.layers))]

@@ -1,4 +1,4 @@
-"""The HTML report of whatever a path leads to: a step, a recording, a kernel, a compiled model, results."""
+"""HTML report of a path of any kind: a step, a recording, a kernel, a compiled model, benchmark results."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from roller.report.kernel_report import page_of_kernel
 from roller.report.model_report import page_of_model
 from roller.runtime.container import MODEL_BUNDLE, SAVED
 
-#: What a report can be of.
+#: Kinds of reports.
 ReportKind = Literal["entry", "script", "model", "profile", "recording", "compiled model", "kernel", "benchmark"]
 
-#: Bytes of a JSON file that tell its kind, and marks of each kind in them; a benchmark has none.
+#: Bytes read from a JSON file to find its kind, and marks of each kind; a benchmark has no mark.
 _HEAD = 4096
 _KERNEL_MARKS = (b"roller kernel\n", b'{"format_version": ')
 _EVENTS = b'"traceEvents"'
@@ -63,7 +63,7 @@ def html_report(
         found, parts = load_with_parts(path)
         parts = dict(parts)
         if hints and "hints" not in parts:
-            hints_beside(found, prices)  # says why there are none
+            hints_beside(found, prices)  # raises with the reason
     else:
         found = profile(
             path, device, batch=batch, curve=curve, measure=measure, arguments=arguments, patience_s=patience_s
@@ -77,7 +77,7 @@ def html_report(
 
 
 def hints_beside(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
-    """Return the hints of a profile for the page: ``hints``, ``price``, or ``price_note`` if there is no price."""
+    """Return the hints of a profile for the page: ``hints``, ``price``, or ``price_note`` without a price."""
     rate = None if prices is None else prices.devices.get(found.device)
     hints = found.hints(None if rate is None else rate.per_hour)
     parts = beside_profile(found, hints, None, "" if prices is None else prices.currency, rate)
@@ -87,7 +87,7 @@ def hints_beside(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
 
 
 def kind_of_report(path: Path) -> ReportKind:
-    """Return what a path leads to, by its suffix and the beginning of the file."""
+    """Determine the kind of a path from its suffix and the beginning of the file."""
     if path.is_dir():
         if not any((path / kind.manifest).is_file() for kind in (MODEL_BUNDLE, SAVED)):
             raise RollerError(
@@ -112,7 +112,7 @@ def kind_of_report(path: Path) -> ReportKind:
 
 
 def _holds(path: Path, mark: bytes) -> bool:
-    """Whether a file has a mark anywhere; a recording may begin with a long description."""
+    """Return whether a file contains a mark anywhere; a recording may begin with a long description."""
     with open_file(path) as file:
         before = b""
         while part := file.read(1 << 20):

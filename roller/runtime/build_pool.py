@@ -1,7 +1,7 @@
-"""Build many candidates in parallel, in processes apart: one for each, or one for as many as it survives.
+"""Build many candidates in parallel in forked processes.
 
-The children are forked, so what the parent imported (TVM: seconds) is there already, and a crash of
-LLVM or an endless compilation takes only its own candidate down. Results are keyed by id.
+The children inherit what the parent imported (TVM takes seconds), and a crash of LLVM or an endless compilation ends
+only its own candidate. Results are keyed by id.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _POLL_S = 0.05
-#: Of ``linux/prctl.h``.
+#: Constant of ``linux/prctl.h``.
 _PR_SET_PDEATHSIG = 1
-#: Holds something in a process that was forked.
+#: Not empty in a forked process.
 _FORKED: list[bool] = []
 
 if hasattr(os, "register_at_fork"):
@@ -44,7 +44,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True)
 class BuildResult(Generic[R]):
-    """What a build gave: its record, and the value where it succeeded."""
+    """Record of a build, and its value if it succeeded."""
 
     record: Record
     value: R | None = None
@@ -52,7 +52,7 @@ class BuildResult(Generic[R]):
 
 @dataclass
 class _Worker:
-    """A child, the job it is at (``None`` between two), and since when."""
+    """Child process, its current job (``None`` if idle) and the start time of that job."""
 
     process: Any
     connection: Any
@@ -70,8 +70,10 @@ def build_all(
     reuse: bool = False,
     meanwhile: Callable[[], object] | None = None,
 ) -> dict[str, BuildResult[R]]:
-    """Apply ``build`` to every job in forked processes."""
-    # The children's temporary files live here, so that those of a killed build are removed as well.
+    """Apply ``build`` to every job in forked processes; with ``reuse``, a child takes further jobs."""
+    # Import heavy modules before this call, so that the children inherit them. Forking a process that holds TVM, and
+    # copying the pages it writes to, takes 20 ms, which reuse saves. Temporary files of the children are created in
+    # this folder, so that those of a killed build are removed as well.
     with scratch_folder("build-") as folder:
         pool = _Pool(
             jobs, workers or usable_processors(), timeout_s, on_result, reuse, partial(_start, build, jobs, folder)
@@ -88,7 +90,7 @@ def build_all(
 
 
 class _Pool:
-    """Workers and what is left for them to do."""
+    """Workers, waiting jobs and results."""
 
     def __init__(
         self, jobs: Mapping[str, Any], limit: int, timeout_s: float, on_result: Callable[[Record], None] | None,
@@ -100,17 +102,17 @@ class _Pool:
 
     @property
     def busy(self) -> list[_Worker]:
-        """Workers that are at a job."""
+        """Workers with a job."""
         return [w for w in self._crew if w.name is not None]
 
     def hand_out(self, *, start: bool = True) -> None:
-        """Give a job to everybody who is free; ``start``: also to new workers, where there may be more."""
+        """Give a job to every idle worker, and with ``start`` to new workers up to the limit."""
         limit = self._limit if start else 0
         while self.waiting and (free := _free(self._crew, limit, self._start)) is not None:
             _give(free, self.waiting.pop(0))
 
     def collect(self) -> None:
-        """Take what is done within a moment."""
+        """Collect finished results, waiting at most one poll interval."""
         busy = self.busy
         multiprocessing.connection.wait([w.connection for w in busy], timeout=_POLL_S)
         for worker in busy:
@@ -125,12 +127,11 @@ class _Pool:
                 self._told(result.record)
 
     def beside(self, act: Callable[[], object]) -> None:
-        """Do something in this thread while another hands out jobs; that one starts nobody: a fork copies no thread.
-
-        A forked process does one after the other. Threads it starts take the memory of its parent's, which it lost and
-        which may still be waited for: TVM does so before it starts others, and would end the process.
-        """
+        """Run ``act`` in this thread while another thread hands out jobs to existing workers."""
         self.hand_out()
+        # The other thread starts no workers, since a fork copies one thread only. A forked process runs act before the
+        # jobs: its new threads would reuse the memory of its parent's lost threads, which TVM may still wait for
+        # before it starts others; that would end the process.
         if _FORKED:
             act()
             return
@@ -142,7 +143,7 @@ class _Pool:
                     self.collect()
                     if not over.is_set():
                         self.hand_out(start=False)
-            except BaseException as err:  # noqa: BLE001 - raised where the thread is waited for
+            except BaseException as err:  # noqa: BLE001 - raised again after the join
                 failures.append(err)
 
         server = threading.Thread(target=serve, daemon=True)
@@ -156,7 +157,7 @@ class _Pool:
             raise failures[0]
 
     def close(self) -> None:
-        """Let everybody go, whatever they are at."""
+        """Stop all workers, busy or not."""
         idle = [w for w in self._crew if w.name is None]
         for worker in self.busy:
             _stop(worker)
@@ -165,24 +166,24 @@ class _Pool:
 
 
 def _free(crew: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Worker | None:
-    """Return a worker without a job, a new one where there may be more; ``None`` where all are at work."""
+    """Return an idle worker, or a new one below the limit; ``None`` if all are busy."""
     found = next((w for w in crew if w.name is None), None)
     if found is None and len(crew) < limit:
-        with interrupts_deferred():  # also so that a child that was begun is known, and ended
+        with interrupts_deferred():  # an interrupt here must not leave a child that nobody ends
             found = start()
             crew.append(found)
     return found
 
 
 def _give(worker: _Worker, name: str) -> None:
-    """Give a worker its next job; one that has died meanwhile is found out when its result is collected."""
+    """Send a worker its next job; the death of the worker is noticed when its result is collected."""
     worker.name, worker.start = name, time.perf_counter()
     with contextlib.suppress(OSError):
         worker.connection.send(name)
 
 
 def build_here(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, BuildResult[R]]:
-    """Apply ``build`` to every job in this process: no fork, for a single candidate. Results as :func:`build_all`."""
+    """Apply ``build`` to every job in this process, without a fork; return results as :func:`build_all` does."""
     done: dict[str, BuildResult[R]] = {}
     for name, job in jobs.items():
         start = time.perf_counter()
@@ -200,8 +201,8 @@ def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Work
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_child, args=(build, jobs, there, folder, os.getpid()), daemon=True)
-    with warnings.catch_warnings(), gc_paused():  # held back: the child leaves garbage that it inherits alone
-        # Python warns of forking with threads; the child touches no lock that another thread may hold.
+    with warnings.catch_warnings(), gc_paused():  # the child must not collect inherited garbage
+        # Python warns of forking with threads; the child uses no lock that another thread may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     there.close()
@@ -209,10 +210,10 @@ def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Work
 
 
 def _child(build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any, folder: str, parent: int) -> None:
-    """Do jobs in the child, as they are named, until there are no more; send ``(error, value, seconds)`` of each."""
+    """Run jobs in the child as they are named; send ``(error, value, seconds)`` of each."""
     _end_with(parent)
-    os.setsid()  # a group of its own, so that stopping the build also stops a linker it started
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides on an interrupt
+    os.setsid()  # own process group, so that stopping the build also stops its linker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     tempfile.tempdir = folder
     while (name := _received(connection)) is not None:
         start = time.perf_counter()
@@ -227,7 +228,7 @@ def _child(build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any
 
 
 def _received(connection: Any) -> str | None:
-    """Return the next job's name; ``None`` where there is none, or nobody who would say."""
+    """Return the name of the next job; ``None`` at the end, or if the parent is gone."""
     try:
         name: str | None = connection.recv()
     except EOFError:
@@ -236,19 +237,17 @@ def _received(connection: Any) -> str | None:
 
 
 def _end_with(parent: int) -> None:
-    """Have Linux kill this process when the one that forked it is gone, however it ended; nothing elsewhere.
-
-    The signal comes when the forking *thread* ends: :func:`build_all` leaves no child behind when it returns.
-    """
+    """Have Linux kill this process when its parent is gone; no effect on other systems."""
+    # The signal comes when the forking thread ends: build_all leaves no child running when it returns.
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was gone before it could be asked for
+    if os.getppid() != parent:  # the parent ended before prctl was called
         os._exit(1)
 
 
 def _collect(worker: _Worker, timeout_s: float) -> BuildResult[Any] | None:
-    """Return the result of a job that has ended, or ``None`` while it runs; a worker that died has no process then."""
+    """Return the result of a finished job, or ``None`` while it runs; a crashed worker then has no process."""
     assert worker.name is not None
     if worker.connection.poll():
         try:
@@ -278,7 +277,7 @@ def _crashed(worker: _Worker) -> BuildResult[Any]:
 
 
 def _dismiss(worker: _Worker) -> None:
-    """Let a worker without a job leave."""
+    """Let an idle worker exit."""
     if worker.process is None:
         return
     with contextlib.suppress(OSError):
@@ -288,7 +287,7 @@ def _dismiss(worker: _Worker) -> None:
 
 
 def _stop(worker: _Worker) -> None:
-    """End a child's process and release its pipe."""
+    """Kill a worker's process and close its pipe."""
     if worker.process.is_alive():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.process.pid, signal.SIGKILL)

@@ -1,7 +1,6 @@
 """Run a bundle: ``python -m roller.runtime.bundle run BUNDLE --json r.json [--device cuda:0]``.
 
-For a machine with Python, NumPy and CuPy: no TVM, no compiler, no installation (a copy of the package's folder
-will do), no other package.
+It needs Python, NumPy and CuPy only: no TVM, no compiler, and no installation beyond a copy of the package's folder.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = ProfileOptions(
         seed=arguments.seed, timeout_s=arguments.timeout_s, time_s=arguments.time_s, budget_s=arguments.budget_s
     )
-    # A comma inside the options of a null device separates no devices.
+    # A comma inside the options of a null device does not separate devices.
     devices = [parse(d.strip()) for d in re.split(rf",(?=(?:{'|'.join(KINDS)})\b)", arguments.device)]
     results = run_bundle(arguments.bundle, arguments.json, devices, options, arguments.filter, say)
     records = [r for o in results["operators"] for r in o["records"]]
@@ -53,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    """Run a bundle of probes: the same command, another kind of folder."""
+    """Run a bundle of probes with the options of a kernel bundle."""
     from roller.backends.devices import parse
     from roller.runtime.probe_bundle import run_probe_bundle
 

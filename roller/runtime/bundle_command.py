@@ -1,4 +1,4 @@
-"""What the commands of bundles share: one line per step on standard output, one line per refusal on standard error."""
+"""Helpers of the bundle commands: progress lines on standard output, errors as one line on standard error."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Verb = Callable[[argparse.Namespace], int]
 
 
 class Verifiable(Protocol):
-    """A bundle that was opened."""
+    """Opened bundle that can check its files."""
 
     def verify(self) -> str:
-        """Read every file; return what there is."""
+        """Read every file; describe the contents."""
         ...
 
 
 def say(line: str) -> None:
-    """Print a line at once: whoever watches a run sees each step as it ends."""
+    """Print a line and flush it, so that the progress of a run is visible."""
     sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
 
@@ -34,7 +34,7 @@ def verify(folder: Path, bundle: Verifiable) -> int:
 
 
 def parser_of(prog: str, doc: str | None, device: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of a command that runs and verifies a folder, and that of its verb ``run`` to add to."""
+    """Return the parser of a command that runs and verifies a folder, and the parser of its verb ``run`` to extend."""
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=(doc or "").split("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="check and time everything; run again to continue after a kill")
@@ -47,7 +47,7 @@ def parser_of(prog: str, doc: str | None, device: str) -> tuple[argparse.Argumen
 
 
 def run_command(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb], arguments: Sequence[str] | None) -> int:
-    """Parse a command line and run its verb."""
+    """Parse a command line and run its verb; return the exit code."""
     given = parser.parse_args(arguments)
     try:
         return verbs[given.verb](given)

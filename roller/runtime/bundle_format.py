@@ -19,9 +19,9 @@ from roller.runtime.container import BUNDLE, DeviceContainer, filled
 
 _MAGIC = b"RLB1"
 _HEAD = struct.Struct("<4sI")
-#: An operator's file never unpacks to more than this (bytes): a damaged one must not fill the memory.
+#: Largest unpacked size of an operator's file in bytes, so that a damaged one cannot exhaust memory.
 _LARGEST = 1 << 28
-#: What differs from build to build of one kernel, and is left out: equal models make equal bundles.
+#: Build facts that differ between builds of one kernel; left out, so that equal models give equal bundles.
 _OF_THE_BUILD = ("log", "seconds", "prove_s")
 
 Candidates = Sequence[tuple[str, KernelArtifact]]
@@ -33,24 +33,18 @@ class OperatorEntry:
 
     Parameters
     ----------
-    id
-        Its name in the list of operators.
-    expression
-        One line for people.
     file, sha256, size_bytes
-        Where its candidates are, relative to the bundle, and what they must be.
-    candidates
-        Their ids, best estimate first.
-    predicted_s
-        Predicted seconds, one per candidate.
+        Path of its candidates relative to the bundle, digest and size.
+    candidates, predicted_s
+        Ids and predicted seconds, best estimate first.
     binaries
-        How many of them, from the first, carry a binary; the others only source.
+        Number of candidates, from the first, that carry a binary; the others carry source only.
     failed
         ``(id, reason)`` of candidates that did not lower or build.
     flops
-        Floating-point operations of one call, where known.
+        Floating-point operations of one call, if known.
     proved
-        What the emulator knows of each candidate (``"emulated"``, ``"not proved (reason)"``); empty where nobody asked.
+        Proof of each candidate (``"emulated"``, ``"not proved (reason)"``); empty if no proof was requested.
     """
 
     id: str
@@ -67,7 +61,7 @@ class OperatorEntry:
 
 
 def pack(candidates: Candidates, binaries: int | None = None) -> bytes:
-    """Return the file of one operator."""
+    """Serialise the candidates of one operator, with at most ``binaries`` binaries."""
     shared: dict[str, int] = {}
     blobs: dict[bytes, int] = {}
     rows = []
@@ -122,7 +116,7 @@ def unpack(data: bytes, where: str) -> list[tuple[str, KernelArtifact]]:
 def write_bundle(
     folder: Path, header: Mapping[str, Any], operators: Sequence[tuple[OperatorEntry, bytes]]
 ) -> dict[str, Any]:
-    """Write a bundle; the folder appears whole or not at all."""
+    """Write a bundle atomically; return its manifest."""
     with filled(folder) as work:
         rows = []
         for n, (entry, data) in enumerate(operators):
@@ -132,9 +126,9 @@ def write_bundle(
 
 
 def _entry(row: Mapping[str, Any]) -> OperatorEntry:
-    """Rebuild an entry from JSON, whose lists become tuples."""
+    """Build an entry from JSON, converting lists to tuples and checking types."""
     lists: dict[str, Any] = {name: tuple(row[name]) for name in ("candidates", "predicted_s")}
-    lists["proved"] = tuple(row.get("proved", ()))  # bundles of before it was known have none
+    lists["proved"] = tuple(row.get("proved", ()))  # missing in old bundles
     lists["failed"] = tuple((str(name), str(reason)) for name, reason in row["failed"])
     made = OperatorEntry(**{**row, **lists})
     numbers, texts = (made.binaries, made.size_bytes), (made.id, made.expression, made.file, made.sha256)
@@ -149,7 +143,7 @@ def _entry(row: Mapping[str, Any]) -> OperatorEntry:
 
 
 class Bundle(DeviceContainer):
-    """A bundle of kernels that was opened; see :class:`~roller.runtime.container.Container`."""
+    """Opened bundle of kernels; see :class:`~roller.runtime.container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, BUNDLE)
@@ -163,7 +157,7 @@ class Bundle(DeviceContainer):
                 raise ValueError("two operators of one id")
 
     def verify(self) -> str:
-        """Read every file; return what there is."""
+        """Read every file; describe the contents."""
         count = sum(len(self.load(e)) for e in self.operators)
         return f"{len(self.operators)} operators, {count} candidates for {self.device}"
 

@@ -1,4 +1,4 @@
-"""Feed what a bundle's run measured elsewhere into the cache here: winners, and every measured time."""
+"""Import results of a bundle's run into the local cache: winners, and every measured time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.targets import pretends
 
 
 def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, Any]:
-    """Import the result of ``bundle run``."""
+    """Import the results of ``bundle run``."""
     results = RESULTS.read(path)
     try:
         return _kept(results, path, cache or KernelCache())
@@ -31,6 +31,7 @@ def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, An
 def _kept(results: dict[str, Any], path: Path, into: KernelCache) -> dict[str, Any]:
     if pretends(results["kind"]):
         raise ArtifactError(f"{path}: was run on a null device; its times are not measured. Nothing was imported.")
+    # Kernels from other sources of roller are stored too but not served, since this code would build them differently.
     spec, identity = results["spec"], results["identity"]
     kernels, times = 0, 0
     for operator in results["operators"]:

@@ -1,4 +1,4 @@
-"""Check and time everything in a bundle, on a machine with Python, NumPy and (for a GPU) CuPy only."""
+"""Check and time all kernels of a bundle; needs Python, NumPy and (for a GPU) CuPy only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roller.runtime.records import Record
 from roller.runtime.resumed import ResumedRun, run_rest, where_run
 
 RESULTS = Kind("roller-results", 1, "the results of a bundle of kernels")
-#: Operators loaded, and their references computed, ahead of each device.
+#: Operators per device whose candidates are loaded and whose references are computed ahead.
 _AHEAD = 2
 
 #: Records by operator and candidate.
@@ -41,7 +41,7 @@ def run_bundle(
     pattern: str = "*",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Check and time a bundle's candidates; continue where an earlier, killed run stopped."""
+    """Check and time a bundle's candidates; continue an earlier run that was killed."""
     bundle = Bundle(folder)
     wanted = set(matching([e.id for e in bundle.operators], pattern, str(bundle.folder), ArtifactError))
     records: Records = {}
@@ -72,7 +72,7 @@ def _take(records: Records, row: dict[str, Any]) -> None:
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the journal's rows of earlier results, which say more of each record."""
+    """Yield the journal rows of earlier results, without the fields that results add."""
     names = {f.name for f in fields(Record)}
     for operator in results["operators"]:
         for row in operator["records"]:
@@ -80,7 +80,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def opened(session: ProfilerSession, bundle: Bundle) -> DeviceProperties:
-    """Open a device and hold it against what the bundle was built for."""
+    """Open a device, and check that the bundle was built for it."""
     handle = session.process.handle
     properties = session.process.properties()
     bundle.check_device(f"device '{handle.text}'", properties.name, properties.arch, handle.spec,
@@ -89,22 +89,20 @@ def opened(session: ProfilerSession, bundle: Bundle) -> DeviceProperties:
 
 
 class OperatorRun:
-    """The operators still to do, taken by one thread per device.
+    """Queue of the remaining operators, served by one thread per device.
 
     Parameters
     ----------
-    bundle, entries
-        The bundle, and the operators of it that are wanted.
     records
-        What is known.
+        Known records by operator and candidate.
     keep
-        Adds a record of an operator to them.
+        Stores a new record of an operator.
     options
-        See ``ProfileOptions``; the budget counts from now.
+        Options of profiling; the time budget starts now.
     say
         Receives one line per operator.
     ranks
-        Candidates of each operator, from the first; all when ``None``.
+        Number of candidates of each operator, from the first; all if ``None``.
     """
 
     def __init__(
@@ -131,8 +129,8 @@ class OperatorRun:
         return time.monotonic() - self._start
 
     def on(self, sessions: Sequence[ProfilerSession]) -> None:
-        """Run on all devices; returns when all is done or the budget is spent."""
-        # References are computed ahead in threads of their own, so that no device waits for them.
+        """Run on all devices until all operators are done or the budget is spent."""
+        # References are computed ahead in separate threads, so that no device waits for them.
         with ThreadPoolExecutor(max_workers=len(sessions) + _AHEAD) as pool:
             threads = [threading.Thread(target=self._guarded, args=(s, pool)) for s in sessions[1:]]
             for thread in threads:
@@ -141,7 +139,7 @@ class OperatorRun:
                 self._work(sessions[0], pool)
             finally:
                 with self._lock:
-                    self._waiting = []  # after an interrupt the other devices end with their operator
+                    self._waiting = []  # after an interrupt, the other devices finish their current operator only
                 for thread in threads:
                     thread.join()
                 pool.shutdown(cancel_futures=True)
@@ -151,7 +149,7 @@ class OperatorRun:
     def _guarded(self, session: ProfilerSession, pool: ThreadPoolExecutor) -> None:
         try:
             self._work(session, pool)
-        except Exception as err:  # noqa: BLE001 - raised again by the thread that waits
+        except Exception as err:  # noqa: BLE001 - raised again by the joining thread
             self._errors.append(err)
 
     def _work(self, session: ProfilerSession, pool: ThreadPoolExecutor) -> None:
@@ -234,7 +232,7 @@ def results_of(
     bundle: Bundle, entries: Sequence[OperatorEntry], records: Mapping[str, Mapping[str, Record]],
     properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the results of a run: every record, every program, the winners whole."""
+    """Return the results of a run: all records and programs, and complete artifacts of the winners."""
     manifest = bundle.manifest
     operators = [_operator(bundle, e, records.get(e.id, {})) for e in entries]
     return {
@@ -249,7 +247,7 @@ def results_of(
 
 
 def _operator(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record]) -> dict[str, Any]:
-    """Return what became of one operator: every record, every program, the winner whole."""
+    """Return the results of one operator: all records and programs, and the complete winner."""
     ordered = [records[c] for c in entry.candidates if c in records]
     timed = [r for r in ordered if r.status == "measured" and r.measured_s is not None]
     best = min(timed, key=lambda r: (r.measured_s, r.candidate_id)) if timed else None

@@ -1,8 +1,7 @@
-"""The kernel cache: what was compiled once is found again, by any process, at any time.
+"""Cache of compiled kernels: one SQLite index and content-addressed artifact files in a folder.
 
-A folder holds one SQLite index and content-addressed artifact files. A file is written whole before its row
-is; a row and its file are verified whenever they are read. So a process may be killed at any moment, any file
-may be damaged, and the worst that follows is that a kernel is compiled again.
+A file is written before its row, and both are verified when they are read. So any process may be killed and any file
+damaged; at worst, a kernel is compiled again.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ __all__ = ["CacheEntry", "CacheKey", "CachedCandidate", "KernelCache", "Measurem
 
 T = TypeVar("T")
 
-#: Beginning of the names of the locks that machines have.
+#: Prefix of the lock names of machines.
 _MACHINE = "machine-"
 
-#: What this process has already reported: folders it cannot use, damaged entries it cannot remove.
+#: Folders and entries whose problems this process has already reported.
 _reported: set[str] = set()
 
 
 class KernelCache:
-    """The kernels of one folder, shared by all processes that use it.
+    """Kernels of one folder, shared by all processes that use it.
 
     Parameters
     ----------
     folder
-        The folder; that of the user (or ``ROLLER_CACHE_DIR``) by default. It is made when something is stored.
+        By default ``ROLLER_CACHE_DIR`` or the user's folder; created at the first store.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -66,11 +65,10 @@ class KernelCache:
     def load(
         self, key: CacheKey, *, measured: bool = False, since: float = math.inf, anew: bool = False
     ) -> CacheEntry | None:
-        """Return the entry of a key, verified, or ``None``.
-
-        A damaged entry is reported once (a :class:`RollerWarning`), dropped, and ``None``; a cache, or an entry, that
-        cannot be read is reported once and behaves as an empty one, and stays for whoever can.
-        """
+        """Return the verified entry of a key, or ``None``."""
+        # measured: accept only kernels chosen by measurement, or stored since this time (s since the epoch); anew:
+        # accept only kernels stored since then. A damaged entry is reported once (a RollerWarning) and dropped. A cache
+        # or an entry that cannot be read is reported once, treated as empty, and kept for processes that can read it.
         row = self._row(key, measured, since)
         if row is not None and anew and row.created_at < since:
             return None
@@ -83,10 +81,7 @@ class KernelCache:
     def artifacts(
         self, keys: Sequence[CacheKey], *, measured: bool = False, since: float = math.inf, anew: bool = False
     ) -> dict[str, KernelArtifact]:
-        """Return the kernels of those of many keys that have one, by digest; candidates are not read.
-
-        As :meth:`load`, in one look at the index.
-        """
+        """Return the cached kernels of many keys by digest with one query, without candidates; see :meth:`load`."""
         try:
             rows = self._guarded(lambda: self.database.rows_of(sorted({k.digest for k in keys})))
         except (OSError, sqlite3.Error) as err:
@@ -102,10 +97,8 @@ class KernelCache:
 
     @contextlib.contextmanager
     def claim(self, key: CacheKey, *, wait: bool = False) -> Iterator[bool]:
-        """Hold the right to compile a key; yields whether it was free (always, where ``wait`` or nobody can lock).
-
-        Whoever holds it looks once more before compiling: another process may just have stored the kernel.
-        """
+        """Lock a key for compilation; yield whether it was free (always with ``wait``, or if locks are unavailable)."""
+        # The holder queries the cache again before it compiles: another process may just have stored the kernel.
         with contextlib.ExitStack() as stack:
             free = True
             try:
@@ -118,10 +111,8 @@ class KernelCache:
 
     @contextlib.contextmanager
     def machine(self, *, alone: bool) -> Iterator[None]:
-        """Hold this machine: ``alone`` to time on it, beside others to build; waits for those it excludes.
-
-        Several machines may share the folder: each has a lock of its own.
-        """
+        """Lock this machine: exclusively (``alone``) to time kernels, shared to build; wait for conflicting holders."""
+        # Several machines may share the folder, so each has its own lock.
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._lock(f"{_MACHINE}{host_fingerprint()}", shared=not alone, keep=True))
@@ -130,7 +121,8 @@ class KernelCache:
             yield
 
     def store(self, key: CacheKey, entry: CacheEntry, measurements: Sequence[Measurement] | None = None) -> bool:
-        """Keep the result of a compilation, and what was measured for it."""
+        """Store the result of a compilation and its measurements; return whether it was stored."""
+        # A predicted choice does not replace a measured one. An entry loaded from the cache keeps its time of storage.
         if measurements is None:
             measurements = measurements_of(str(key.parts["spec"]), entry)
         try:
@@ -147,9 +139,11 @@ class KernelCache:
     def load_or_build(
         self, key: CacheKey, build: Callable[[], CacheEntry], *, measured: bool = False, anew: bool = False
     ) -> CacheEntry:
-        """Return the entry of a key; where there is none, one process builds it and the others wait for it."""
+        """Return the entry of a key; if there is none, one process builds it while the others wait."""
+        # A waiting process takes the other's result even if it is doubtful: measuring again on the same busy machine
+        # would not be better. If build raises, the next waiting process tries.
         asked_at = time.time()
-        # The quick look is silent: of many processes that meet a damaged entry, the one that rebuilds it reports.
+        # The first query reports nothing: only the process that rebuilds a damaged entry reports it.
         row = None if anew else self._row(key, measured)
         if row is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -167,7 +161,7 @@ class KernelCache:
             return found
 
     def trim(self, limit_bytes: float | None = None, keep: Sequence[str] = ()) -> tuple[int, int]:
-        """Remove what was used least recently until the rest is within the limit; return files removed, and bytes."""
+        """Remove the least recently used files until the rest is within the limit; return files and bytes removed."""
         if not self.folder.exists():
             return 0, 0
         most = limit_of(self.folder)[0] if limit_bytes is None else limit_bytes
@@ -175,16 +169,16 @@ class KernelCache:
             return self._guarded(lambda: trim(self.database, self.files, most, keep))
 
     def rows(self) -> list[Row]:
-        """Return the rows of all entries, oldest first, as they are stored."""
+        """Return the rows of all entries, oldest first."""
         return self._guarded(self.database.rows)
 
     def put(self, rows: Sequence[Row], measurements: Sequence[Measurement]) -> int:
-        """Add rows whose files are there already; return how many were written."""
+        """Add rows whose files exist already; return the number of rows written."""
         own_folder(self.folder)
         return self._guarded(lambda: self.database.put(rows, measurements))
 
     def add_measurements(self, measurements: Sequence[Measurement]) -> bool:
-        """Append measurements without an entry (they come from another machine); say whether they were kept."""
+        """Append measurements from another machine, without an entry; return whether they were stored."""
         try:
             self.put([], measurements)
         except (OSError, sqlite3.Error) as err:
@@ -193,7 +187,7 @@ class KernelCache:
         return True
 
     def measurements(self, spec_key: str | None = None) -> tuple[Measurement, ...]:
-        """Return all kept measurements, or those of one device spec, in the order they were added."""
+        """Return all measurements, or those of one device spec, in insertion order."""
         try:
             return self._guarded(lambda: self.database.measurements(spec_key))
         except (OSError, sqlite3.Error) as err:
@@ -222,7 +216,7 @@ class KernelCache:
         }
 
     def clear(self, *, measurements: bool = False) -> int:
-        """Remove all kernels, and the measurements too where asked; return how many artifacts went."""
+        """Remove all kernels, and on request the measurements; return the number of artifacts removed."""
         if not self.folder.exists():
             return 0
         try:
@@ -231,7 +225,7 @@ class KernelCache:
                 removed = self.files.clear()
                 clear_notes(self.folder)
                 clear_kept(self.folder)
-            with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the space is reused later
+            with contextlib.suppress(sqlite3.OperationalError):  # another process reads; the space is reused later
                 self.database.compact()
         except (OSError, sqlite3.Error) as err:
             raise self.refusal(err) from err
@@ -241,15 +235,15 @@ class KernelCache:
         return removed
 
     def writing(self, *, alone: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Hold off whoever removes files; with ``alone``, whoever writes them."""
+        """Lock out removal of files; with ``alone``, also other writers."""
         return self._lock("writing", shared=not alone, keep=True)
 
     def _lock(self, name: str, **options: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a lock of this folder; ``OSError`` where the folder cannot be made, or others can write it."""
+        """Return a lock in this folder; ``OSError`` if the folder cannot be created or is writable by others."""
         return file_lock(own_folder(self.folder) / "locks" / f"{name}.lock", **options)
 
     def make_row(self, key: CacheKey, entry: CacheEntry) -> Row:
-        """Write the artifact's file and return the row that refers to it."""
+        """Write the artifact's file, and return the row that refers to it."""
         data = artifact_bytes(entry.artifact)
         digest = self.files.write(data)
         text = candidates_text(entry.candidates)
@@ -258,12 +252,12 @@ class KernelCache:
         return Row(key.digest, key.text, digest, len(data), text, int(entry.measured), name, device, at)
 
     def _entry(self, row: Row) -> CacheEntry:
-        """Rebuild the entry of a row; raises as :meth:`_artifact`, also where its candidates are damaged."""
+        """Load the entry of a row; raise as :meth:`_artifact` does, also for damaged candidates."""
         artifact = self._artifact(row)
         return CacheEntry(artifact, candidates_of(row.candidates, str(self.files.path(row.artifact))), row.created_at)
 
     def _artifact(self, row: Row) -> KernelArtifact:
-        """Rebuild the kernel of a row; raises one of ``DAMAGE`` where row or file is damaged, else OSError."""
+        """Load the kernel of a row; raise an error in ``DAMAGE`` if row or file is damaged, else ``OSError``."""
         if row.sum() != row.checksum:
             raise ValueError("checksum of the row does not match")
         return artifact_of(self.files.read(row.artifact), str(self.files.path(row.artifact)))
@@ -278,11 +272,7 @@ class KernelCache:
 
     @contextlib.contextmanager
     def _dropping(self, row: Row) -> Iterator[None]:
-        """Read a row's kernel within: one that is damaged is dropped; one that cannot be read now is left alone.
-
-        Too many open files, or a right that is missing, say nothing of what lies there, which may have taken minutes
-        to measure.
-        """
+        """Drop the row if the block finds it damaged; keep it if it only cannot be read now."""
         try:
             yield
         except DAMAGE as err:
@@ -291,12 +281,12 @@ class KernelCache:
             self._unusable(err)
 
     def _drop(self, row: Row, why: Exception) -> None:
-        """Forget a damaged entry and say so."""
+        """Remove a damaged entry and report it."""
         try:
             with self.writing(alone=True):
                 if not self.files.whole(row.artifact):
                     self.files.remove(row.artifact)
-                report = self.database.remove(row.key, row.checksum)  # else another process has, and has said so
+                report = self.database.remove(row.key, row.checksum)  # else another process removed and reported it
         except (OSError, sqlite3.Error):
             report = row.key not in _reported
             _reported.add(row.key)
@@ -305,7 +295,7 @@ class KernelCache:
                        "It is compiled again.")  # fmt: skip
 
     def _guarded(self, operation: Callable[[], T]) -> T:
-        """Run a database operation; a damaged file is moved aside, reported, and the operation tried once more."""
+        """Run a database operation; move a damaged file aside, report it, and try the operation once more."""
         check_folder(self.folder)
         check_folder(self.database.path)
         try:
@@ -320,7 +310,7 @@ class KernelCache:
             return operation()
 
     def _limit_bytes(self) -> float:
-        """Return the size limit; one that nobody can read is reported once, and limits nothing."""
+        """Return the size limit; report an unreadable limit once and treat it as infinite."""
         try:
             return limit_of(self.folder)[0]
         except RollerError as err:
@@ -335,7 +325,7 @@ class KernelCache:
             self._warn(str(self.refusal(err)))
 
     def refusal(self, err: Exception) -> ArtifactError:
-        """Return the error of a folder that cannot be used."""
+        """Return the error for a folder that cannot be used."""
         if isinstance(err, UntrustedError):
             return ArtifactError(refusal(err))
         return ArtifactError(

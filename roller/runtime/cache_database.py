@@ -1,7 +1,7 @@
-"""The index of the cache: one SQLite file in WAL mode, opened for each operation.
+"""Index of the cache: one SQLite file in WAL mode, opened for each operation.
 
-Opening per operation (well under a millisecond) means that no connection crosses a fork, and that a process
-killed at any moment holds nothing. SQLite rolls an unfinished transaction back when the file is opened next.
+Opening takes well under a millisecond, so no connection crosses a fork, and a killed process holds nothing. SQLite
+rolls an unfinished transaction back when the file is opened next.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 from roller.runtime.cache_entry import Measurement
 from roller.runtime.cache_lock import file_lock
 
-#: Another layout is another file, so versions of roller that differ in it live side by side.
+#: Version of the tables; each version has its own file, so that different releases can share a folder.
 LAYOUT = 1
 _BUSY_S = 60.0
-#: Values of one statement at most; SQLite before 3.32 takes 999.
+#: Most values in one statement; SQLite before 3.32 allows 999.
 _VARIABLES = 900
-#: Ask for the rights files are opened with, where the system tells them apart from those of the real user.
+#: Whether ``os.access`` can test the effective user's rights, which apply when files are opened.
 _AS_OPENED = os.access in os.supports_effective_ids
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, parts TEXT NOT NULL, artifact TEXT NOT NULL, "
@@ -43,7 +43,7 @@ _FIELDS = "candidate, spec, device, measured_s, predicted_s, status, measured_at
 
 @dataclass(frozen=True)
 class Row:
-    """One row of ``entries``; ``candidates`` and ``parts`` are JSON texts, ``artifact`` is a digest."""
+    """Row of ``entries``; ``candidates`` and ``parts`` are JSON texts, ``artifact`` is a digest."""
 
     key: str
     parts: str
@@ -62,13 +62,7 @@ class Row:
 
 
 class Database:
-    """The SQLite file of a cache folder.
-
-    Parameters
-    ----------
-    folder
-        The cache folder.
-    """
+    """SQLite file of a cache folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"cache-v{LAYOUT}.sqlite"
@@ -81,7 +75,7 @@ class Database:
         return Row(*found) if found else None
 
     def rows_of(self, keys: Sequence[str]) -> list[Row]:
-        """Return the rows of those of the keys that have one."""
+        """Return the existing rows of the keys."""
         found: list[Any] = []
         with self._reading() as db:
             for start in range(0, len(keys) if db else 0, _VARIABLES):
@@ -98,7 +92,7 @@ class Database:
         return [Row(*r) for r in found]
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the numbers of entries, of measured ones, and of measurements."""
+        """Return the numbers of entries, measured entries and measurements."""
         with self._reading() as db:
             if db is None:
                 return 0, 0, 0
@@ -106,18 +100,15 @@ class Database:
             return entries, measured, db.execute("SELECT count(*) FROM measurements").fetchone()[0]
 
     def measurements(self, spec_key: str | None = None) -> tuple[Measurement, ...]:
-        """Return all measurements, or those of one spec, in the order they were added."""
+        """Return all measurements, or those of one spec, in insertion order."""
         with self._reading() as db:
             query = f"SELECT {_FIELDS} FROM measurements WHERE ?1 IS NULL OR spec = ?1 ORDER BY id"
             found = db.execute(query, (spec_key,)).fetchall() if db else []
         return tuple(replace(Measurement(*r), detail=tuple((k, v) for k, v in json.loads(r[-1]))) for r in found)
 
     def put(self, rows: Iterable[Row], measurements: Iterable[Measurement]) -> int:
-        """Add rows and measurements in one transaction; return how many rows were written.
-
-        A kernel chosen by prediction never replaces one chosen by measurement, and a measurement that is
-        there already is not added twice.
-        """
+        """Add rows and measurements in one transaction; return the number of rows written."""
+        # A predicted choice never replaces a measured one, and known measurements are not added twice.
         write = (
             f"INSERT INTO entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
             + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS.split(", ")[1:])
@@ -132,7 +123,7 @@ class Database:
         return count
 
     def remove(self, key: str, checksum: str) -> bool:
-        """Remove the row of a key if it is still the one with this checksum; say whether it was."""
+        """Remove the row of a key if it has this checksum; return whether it was removed."""
         with self._writing() as db:
             return db.execute("DELETE FROM entries WHERE key = ? AND checksum = ?", (key, checksum)).rowcount > 0
 
@@ -142,14 +133,14 @@ class Database:
             db.executemany("DELETE FROM entries WHERE artifact = ?", [(digest,) for digest in artifacts])
 
     def clear(self, measurements: bool) -> None:
-        """Remove all rows, and the measurements where asked."""
+        """Remove all rows, and on request the measurements."""
         with self._writing() as db:
             db.execute("DELETE FROM entries")
             if measurements:
                 db.execute("DELETE FROM measurements")
 
     def compact(self) -> None:
-        """Give the space of removed rows back to the file system."""
+        """Return the space of removed rows to the file system."""
         with contextlib.closing(self._open()) as db:
             db.execute("VACUUM")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -163,7 +154,7 @@ class Database:
         return total
 
     def set_aside(self) -> Path | None:
-        """Move a damaged file (and its log) out of the way; ``None`` where it is in order by now."""
+        """Rename a damaged file and its log; return the new path, or ``None`` if the file is intact."""
         with file_lock(self._lock):
             if self._healthy():
                 return None
@@ -186,13 +177,13 @@ class Database:
                 complete = db.execute("PRAGMA user_version").fetchone()[0] == 0 or {"entries", "measurements"} <= tables
                 return complete and db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok"
         except sqlite3.DatabaseError as err:
-            if not is_damage(err):  # it cannot be opened now, which says nothing of it
+            if not is_damage(err):  # e.g. busy: not a sign of damage
                 raise
             return False
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield a connection, or ``None`` where nothing was ever stored."""
+        """Yield a connection, or ``None`` if the file does not exist."""
         if not self.path.exists():
             yield None
             return
@@ -217,11 +208,11 @@ class Database:
         except (sqlite3.OperationalError, OSError):
             if all(os.access(p, os.W_OK, effective_ids=_AS_OPENED) for p in (self.path, self.path.parent)):
                 raise
-            # WAL needs files beside the database; where none can be made, nobody here writes either.
+            # WAL needs files beside the database; if they cannot be created, no process here writes either.
             return self._connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1")
 
     def _open(self) -> sqlite3.Connection:
-        """Return a connection to a file with its tables; they are made by one process at a time."""
+        """Connect to the file; one process at a time creates the tables."""
         if self.path.exists():
             db = self._connect()
             if self._ready(db):
@@ -258,6 +249,6 @@ class Database:
 
 
 def is_damage(err: sqlite3.Error) -> bool:
-    """Whether an error says that the file is damaged, rather than busy, full or not writable."""
+    """Return whether an error means a damaged file, rather than a busy, full or read-only one."""
     text: Any = str(err)
     return type(err) is sqlite3.DatabaseError or "malformed" in text or "no such" in text

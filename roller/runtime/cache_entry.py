@@ -1,4 +1,4 @@
-"""What the cache keeps per key: the chosen kernel, every candidate's fate, and measurements."""
+"""Entries of the cache: the chosen kernel, the status of every candidate, and measurements."""
 
 from __future__ import annotations
 
@@ -20,15 +20,7 @@ from roller.tile import RProgram
 
 @dataclass(frozen=True)
 class CachedCandidate:
-    """One candidate of a compilation, as plain data and its program.
-
-    Parameters
-    ----------
-    id, program, status, measured_s, reason, proved
-        As of ``roller.Candidate``.
-    estimate
-        The prediction as plain data (seconds, bottleneck, terms).
-    """
+    """Candidate of a compilation, with the fields of ``roller.Candidate``; ``estimate`` is plain data."""
 
     id: str
     program: RProgram
@@ -41,16 +33,12 @@ class CachedCandidate:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The result of one compilation.
+    """Result of one compilation: the chosen kernel and all candidates in rank order.
 
     Parameters
     ----------
-    artifact
-        The chosen kernel.
-    candidates
-        All candidates, in rank order.
     stored_at
-        Seconds since the epoch when it went into the cache; ``None`` for one that is not from there.
+        Seconds since the epoch; ``None`` for an entry that was not read from the cache.
     """
 
     artifact: KernelArtifact
@@ -59,10 +47,7 @@ class CacheEntry:
 
     @property
     def measured(self) -> bool:
-        """Whether the kernel ran where it was chosen: measured, or checked where nothing was to be measured.
-
-        A doubtful time is no measurement: whoever asks next measures again.
-        """
+        """Whether the kernel was measured on its device without doubt, or checked where no choice was left."""
         if self.artifact.doubt:
             return False
         return self.artifact.measured_s is not None or any(c.status == "checked" for c in self.candidates)
@@ -70,16 +55,14 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measured time, kept for good: what a model of this device can be held against.
+    """Measured time of a program, kept permanently to validate the model of its device.
 
     Parameters
     ----------
     candidate_id
         Identity of the program.
-    spec_key
-        Content key of the DeviceSpec it was constructed for.
-    device
-        Name of that spec.
+    spec_key, device
+        Content key and name of the device spec it was constructed for.
     measured_s, predicted_s
         Median measured, and predicted, seconds per call.
     status
@@ -89,7 +72,7 @@ class Measurement:
     host
         :func:`host_fingerprint` of the machine.
     detail
-        What else is known (GPU model, driver) as ``(name, text)`` pairs.
+        Further facts (GPU model, driver) as ``(name, text)`` pairs.
     """
 
     candidate_id: str
@@ -113,12 +96,12 @@ def entry_of(artifact: KernelArtifact, candidates: Iterable[Any]) -> CacheEntry:
 
 
 def artifact_bytes(artifact: KernelArtifact) -> bytes:
-    """Return the file of an artifact; the same artifact gives the same bytes."""
+    """Serialise an artifact; equal artifacts give equal bytes."""
     return json.dumps(artifact.to_dict(), separators=(",", ":")).encode()
 
 
 def artifact_of(data: bytes, where: str) -> KernelArtifact:
-    """Rebuild an artifact from its file."""
+    """Read an artifact from its serialised bytes."""
     try:
         return KernelArtifact.from_dict(json.loads(data), where)
     except (UnicodeDecodeError, json.JSONDecodeError) as err:
@@ -126,7 +109,7 @@ def artifact_of(data: bytes, where: str) -> KernelArtifact:
 
 
 def candidates_text(candidates: Sequence[CachedCandidate]) -> str:
-    """Return candidates as JSON; an expression that several programs share is written once."""
+    """Serialise candidates as JSON; an expression shared by several programs is written once."""
     expressions: dict[str, int] = {}
     rows = []
     for c in candidates:
@@ -139,7 +122,7 @@ def candidates_text(candidates: Sequence[CachedCandidate]) -> str:
 
 
 def candidates_of(text: str, where: str) -> tuple[CachedCandidate, ...]:
-    """Rebuild candidates from :func:`candidates_text`."""
+    """Read candidates from the text of :func:`candidates_text`."""
     try:
         data = json.loads(text)
         expressions = data["expressions"]
@@ -155,17 +138,17 @@ def candidates_of(text: str, where: str) -> tuple[CachedCandidate, ...]:
 
 @cache
 def host_fingerprint() -> str:
-    """Return 16 characters that tell this machine from others without naming it."""
+    """Return 16 characters that identify this machine without naming it."""
     parts = [os.uname().nodename, os.uname().machine] if hasattr(os, "uname") else []
     try:
         parts.append(Path("/etc/machine-id").read_text(encoding="ascii").strip())
-    except (OSError, UnicodeDecodeError):  # not every system has one; the name of the host serves
+    except (OSError, UnicodeDecodeError):  # not every system has one; then the host name alone identifies it
         parts.append("")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def measurements_of(spec_key: str, entry: CacheEntry) -> tuple[Measurement, ...]:
-    """Return the times of an entry's candidates as measured on this machine just now, for a device spec."""
+    """Return the times of an entry's candidates as measurements taken on this machine now."""
     now, host, device = time.time(), host_fingerprint(), entry.artifact.device
     return tuple(
         Measurement(c.id, spec_key, device, c.measured_s, c.estimate.get("seconds"), c.status, now, host)
@@ -175,5 +158,5 @@ def measurements_of(spec_key: str, entry: CacheEntry) -> tuple[Measurement, ...]
 
 
 def for_expression(entry: CacheEntry, expression: Any) -> CacheEntry:
-    """Return the entry with the caller's own expression: names are no part of a key, but of error messages."""
+    """Return the entry with the caller's expression; error messages use its names, the key does not."""
     return replace(entry, artifact=replace(entry.artifact, expression=expression))

@@ -1,4 +1,4 @@
-"""Content-addressed files: named by the SHA-256 of their bytes, whole or absent."""
+"""Content-addressed files: named by the SHA-256 of their bytes, written atomically."""
 
 from __future__ import annotations
 
@@ -11,53 +11,47 @@ from pathlib import Path
 
 from roller.core.files import private_folder, read_file, whole_file
 
-#: A temporary file older than this was left by a process that was killed (seconds).
+#: Age in seconds from which a temporary file is taken as left by a killed process.
 _STALE_S = 3600.0
-#: A file that was read so recently is not marked as read once more (seconds).
+#: Seconds within which a repeated read does not update the time of last use.
 _RECENT_S = 60.0
 
 
-#: What :meth:`ObjectFiles.read` raises where a file is damaged or gone; any other OSError says nothing of the file.
+#: Errors of :meth:`ObjectFiles.read` for a damaged or missing file; any other OSError is no sign of damage.
 DAMAGE = (ValueError, FileNotFoundError)
 
 
 class ObjectFiles:
-    """The artifact files of a cache folder.
-
-    Parameters
-    ----------
-    folder
-        The cache folder; files lie in ``objects/ab/abcdef...`` under it.
-    """
+    """Artifact files of a cache folder, in ``objects/ab/abcdef...``."""
 
     def __init__(self, folder: Path) -> None:
         self._objects = folder / "objects"
         self._temporary = folder / "tmp"
 
     def path(self, digest: str) -> Path:
-        """Return where the file of a digest lies."""
+        """Return the path for a digest."""
         return self._objects / digest[:2] / digest
 
     def read(self, digest: str) -> bytes:
-        """Return the bytes of a file, verified."""
+        """Return the verified bytes of a file, and update its time of last use."""
         path = self.path(digest)
         data = read_file(path)
         if digest_of(data) != digest:
             raise ValueError(f"checksum of {path.name[:12]} does not match ({len(data)} bytes)")
-        with contextlib.suppress(OSError):  # where nobody may write, nobody removes anything either
+        with contextlib.suppress(OSError):  # in a read-only folder nothing is removed by age either
             if time.time() - path.stat().st_mtime > _RECENT_S:
                 os.utime(path)
         return data
 
     def used_at(self, digest: str) -> float | None:
-        """Return when a file was last read (s since the epoch, to a minute), ``None`` where it is not there."""
+        """Return when a file was last read (s since the epoch, to a minute); ``None`` if it is missing."""
         try:
             return self.path(digest).stat().st_mtime
         except OSError:
             return None
 
     def whole(self, digest: str) -> bool:
-        """Whether the file is there and undamaged."""
+        """Return whether the file exists undamaged."""
         try:
             self.read(digest)
         except DAMAGE:
@@ -65,10 +59,10 @@ class ObjectFiles:
         return True
 
     def write(self, data: bytes) -> str:
-        """Store bytes and return their digest; a process killed at any moment leaves the file whole or absent."""
+        """Store bytes atomically, and return their digest."""
         digest = digest_of(data)
         path = self.path(digest)
-        with contextlib.suppress(OSError):  # what cannot be read is replaced by the same bytes
+        with contextlib.suppress(OSError):  # an unreadable file is replaced by the same bytes
             if self.whole(digest):
                 return digest
         private_folder(path.parent)
@@ -80,7 +74,7 @@ class ObjectFiles:
         return digest
 
     def remove(self, digest: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         self.path(digest).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[tuple[str, int]]:
@@ -90,7 +84,7 @@ class ObjectFiles:
                 yield path.name, path.stat().st_size
 
     def clear(self) -> int:
-        """Remove all files, temporary ones included; return how many artifacts were removed."""
+        """Remove all files, including temporary ones; return the number of artifacts removed."""
         removed = 0
         for digest, _ in list(self.digests()):
             self.remove(digest)
@@ -112,7 +106,7 @@ def digest_of(data: bytes) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power failure, where the system can."""
+    """Flush a folder so that a rename survives a power failure, if the system supports it."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:

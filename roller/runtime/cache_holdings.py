@@ -1,4 +1,4 @@
-"""What the cache holds, kernel by kernel; dropping one, and forgetting one that is wrong."""
+"""List the kernels in the cache, drop one, and remove one that proved wrong."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from roller.runtime.cache_key import CacheKey
 if TYPE_CHECKING:
     from roller.runtime.cache import KernelCache
 
-#: What a kernel is found by: at least so many characters of its key.
+#: Number of key characters printed to identify a kernel.
 KEY_CHARACTERS = 12
 
 
 @dataclass(frozen=True)
 class Holding:
-    """One kernel of the cache.
+    """Kernel in the cache.
 
     Parameters
     ----------
     key
-        Digest it is found by.
+        Digest of its key.
     operator, arguments, device
-        Name of the expression, shapes and dtypes of its inputs, and what it was compiled for.
+        Name of the expression, shapes and dtypes of its inputs, and target device.
     status
-        ``measured``, ``checked`` (correct, not timed), ``doubtful`` (timed on a busy machine: measured again when it is
-        asked for), or ``predicted`` (for a device that was not there).
+        ``measured``, ``checked`` (correct, not timed), ``doubtful`` (timed on a busy machine; measured again at the
+        next request), ``predicted`` (for a device that was not there), or ``damaged``.
     measured_s
-        Seconds of the chosen candidate, where it was timed.
+        Seconds of the chosen candidate, if it was timed.
     stored_at, used_at
-        Seconds since the epoch; ``used_at`` is ``None`` where its file is gone.
+        Seconds since the epoch; ``used_at`` is ``None`` if the file is missing.
     size_bytes
-        Of its file.
+        Size of the artifact file.
     """
 
     key: str
@@ -60,7 +60,7 @@ class Holding:
 
 
 def holding_of(row: Row, files: ObjectFiles) -> Holding:
-    """Return what a row says of its kernel; a row that is damaged is ``damaged``."""
+    """Describe the kernel of a row; the status of a damaged row is ``damaged``."""
     status, measured_s, arguments = "damaged", None, ""
     with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
         status, measured_s = _status(row)
@@ -72,7 +72,7 @@ def holding_of(row: Row, files: ObjectFiles) -> Holding:
 
 
 def _status(row: Row) -> tuple[str, float | None]:
-    """Return the status of a row's kernel, and its seconds: the fastest candidate is the one that was kept."""
+    """Return the status and seconds of a row's kernel, which is its fastest candidate."""
     times: dict[str, list[float]] = {"measured": [], "doubtful": []}
     checked = False
     for _, _, _, status, measured_s, *_ in json.loads(row.candidates)["candidates"]:
@@ -85,7 +85,7 @@ def _status(row: Row) -> tuple[str, float | None]:
 
 
 def _arguments(parts: dict[str, Any]) -> str:
-    """Return shapes and dtypes of the inputs.
+    """Format shapes and dtypes of the inputs.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def _arguments(parts: dict[str, Any]) -> str:
 
 
 def matching(rows: Sequence[Row], name: str) -> Row:
-    """Return the one row whose key begins with ``name``."""
+    """Return the only row whose key begins with ``name``; raise if there are none or several."""
     found = [r for r in rows if name and r.key.startswith(name.lower())]
     if len(found) == 1:
         return found[0]
@@ -113,7 +113,7 @@ def matching(rows: Sequence[Row], name: str) -> Row:
 
 
 def holdings(cache: KernelCache) -> list[Holding]:
-    """Return what a cache holds, what was used last first."""
+    """Return the kernels of a cache, most recently used first."""
     try:
         found = [holding_of(r, cache.files) for r in cache.rows()]
     except (OSError, sqlite3.Error) as err:
@@ -122,7 +122,7 @@ def holdings(cache: KernelCache) -> list[Holding]:
 
 
 def drop(cache: KernelCache, name: str) -> Holding:
-    """Remove the one kernel whose key begins with ``name``; return what it was."""
+    """Remove the only kernel whose key begins with ``name``; return its description."""
     try:
         row = matching(cache.rows(), name)
         found = holding_of(row, cache.files)
@@ -133,11 +133,9 @@ def drop(cache: KernelCache, name: str) -> Holding:
 
 
 def forget(cache: KernelCache, key: CacheKey, wrong: Callable[[KernelArtifact], bool]) -> bool:
-    """Remove the kernel of a key where it turned out to be wrong; say whether it was removed.
-
-    What another process has stored in its place stays. Where nothing can be removed the kernel is there the next time,
-    and whoever finds out once more tries again.
-    """
+    """Remove the kernel of a key if ``wrong`` holds for it; return whether it was removed."""
+    # A kernel that another process has stored instead stays. If removal fails, the next process that finds the kernel
+    # wrong tries again.
     try:
         row = cache.database.row(key.digest)
         if row is None or not wrong(artifact_of(cache.files.read(row.artifact), str(cache.folder))):
@@ -149,7 +147,7 @@ def forget(cache: KernelCache, key: CacheKey, wrong: Callable[[KernelArtifact], 
 
 @contextlib.contextmanager
 def forgetting(cache: KernelCache, key: CacheKey) -> Iterator[None]:
-    """Judge the kernels of a key once more within: where all fail, the one that is kept and was wrong is forgotten."""
+    """Run checks of a key's kernels; if all candidates fail, remove the cached kernel if it is among the wrong ones."""
     try:
         yield
     except NoCandidateError as err:
@@ -159,7 +157,7 @@ def forgetting(cache: KernelCache, key: CacheKey) -> Iterator[None]:
 
 
 def _remove(cache: KernelCache, row: Row) -> bool:
-    """Remove a row that is still the one stored, and its file unless another row refers to it; say whether it was."""
+    """Remove a row if it is unchanged, and its file unless another row refers to it; return whether it was removed."""
     with cache.writing(alone=True):
         removed = cache.database.remove(row.key, row.checksum)
         if row.artifact not in {r.artifact for r in cache.rows()}:

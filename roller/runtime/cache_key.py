@@ -1,4 +1,4 @@
-"""What a cached kernel is found by: everything that decides the result, and nothing else."""
+"""Key of a cached kernel: everything that determines the result, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from roller.artifact import FORMAT_VERSION
 from roller.expr import TensorExpr
 
-#: Parts of the package that decide which kernel comes out for a given expression, spec and options.
+#: Parts of the package that determine the kernel for a given expression, spec and options.
 _DECIDING = (
     "artifact.py", "backends", "compiler/autotune", "compiler/pipeline.py", "construction", "core", "expr", "hardware",
     "perf", "runtime", "targets", "te", "templates", "tile",
@@ -22,13 +22,7 @@ _DECIDING = (
 
 @dataclass(frozen=True)
 class CacheKey:
-    """Identity of one compilation; make one with :meth:`of`.
-
-    Parameters
-    ----------
-    text
-        The parts as canonical JSON.
-    """
+    """Identity of one compilation, made by :meth:`of`; ``text`` is canonical JSON of its parts."""
 
     text: str
 
@@ -50,6 +44,8 @@ class CacheKey:
         >>> flat.key == cube.key, CacheKey.of(flat, "", 1, {}) == CacheKey.of(cube, "", 1, {})
         (True, False)
         """
+        # expression.key is taken on the fused form, which [17, 11, 3] and [561] share although the arguments of their
+        # kernels differ; so the arguments' shapes and dtypes are parts of the key as well. Names are not.
         parts = {
             "expression": expression.key,
             "arguments": _arguments(expression),
@@ -73,18 +69,16 @@ class CacheKey:
         return found
 
     def fits(self, expression: TensorExpr) -> bool:
-        """Whether the key is one of this expression."""
+        """Return whether the key belongs to this expression."""
         same = self.parts.get("arguments") == _arguments(expression)
         return same and self.parts.get("expression") == expression.key
 
 
 @cache
 def code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
-    """Return a digest of roller's own sources: those that decide a kernel, or others (``"."`` is all of them).
-
-    A release keeps its kernels, and whoever edits a template or the model is never served yesterday's kernel;
-    ``TEMPLATE_VERSION`` alone would need an editor who remembers it. It takes some milliseconds, once per process.
-    """
+    """Return a digest of roller's own sources: those that determine a kernel, or others (``"."`` for all)."""
+    # An edited template or model never serves an old kernel, and a release keeps its kernels; TEMPLATE_VERSION alone
+    # would depend on editors who remember to change it. It takes some milliseconds, once per process.
     package = Path(__file__).resolve().parent.parent
     total = hashlib.sha256()
     for name in parts:
@@ -94,12 +88,12 @@ def code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
                 continue  # where kernels are kept changes none
             try:
                 total.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-            except OSError:  # installed without sources: the version of the templates decides alone
+            except OSError:  # installed without sources: only TEMPLATE_VERSION distinguishes releases
                 continue
     return total.hexdigest()
 
 
 def _arguments(expression: TensorExpr) -> list[list[list[Any]]]:
-    """Shapes and dtypes of the inputs and of the outputs, in call order."""
+    """Return shapes and dtypes of the inputs and of the outputs, in call order."""
     groups = (expression.inputs, expression.output_tensors)
     return [[[[int(n) for n in t.shape], t.dtype] for t in group] for group in groups]

@@ -1,8 +1,7 @@
-"""The size limit of the cache: what was used least recently goes first.
+"""Size limit of the cache: the least recently used kernels are removed first.
 
-A kernel was last used when its artifact file was last read: the time stamp of the file says so, which needs no write to
-the index, and survives whoever is killed. Rows go before the files they refer to, so that a process killed between
-the two leaves a file nobody refers to, which goes next time.
+The modification time of an artifact file is the time of its last read, so that use needs no write to the index. Rows
+are removed before their files; a process killed in between leaves a file without a row, which goes next time.
 """
 
 from __future__ import annotations
@@ -19,26 +18,24 @@ from roller.errors import ArtifactError, RollerError, shown
 from roller.runtime.cache_database import Database
 from roller.runtime.cache_files import ObjectFiles
 
-#: Environment variable of the size limit, the file of a cache folder that holds one, and the limit of neither (bytes).
+#: Environment variable of the size limit, file of the limit in a cache folder, and default limit in bytes.
 VARIABLE, _FILE = "ROLLER_CACHE_SIZE", "limit"
 DEFAULT_BYTES = 4 << 30
-#: Share of the limit that is left when something had to go: trimming once serves many kernels.
+#: Share of the limit kept by a trim, so that one trim makes room for many kernels.
 _LEFT = 0.9
-#: Share of the limit a process may store before it looks at all files again.
+#: Share of the limit that a process may store before it measures all files again.
 _UNSEEN = 1 / 64
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 #: Words for no limit.
 _UNLIMITED = ("none", "unlimited")
-#: Bytes this process has stored since it looked, by folder.
+#: Bytes that this process has stored since the last measurement, by folder.
 _stored: dict[Path, float] = {}
 
 
 def is_due(folder: Path, files: ObjectFiles, limit_bytes: float, stored_bytes: int) -> bool:
-    """Whether a cache may be beyond its limit now that this process has stored so many bytes more.
-
-    Looking at thousands of files takes some ten milliseconds: the first time, and whenever enough has come.
-    """
+    """Return whether the cache may exceed its limit after this process stored more bytes."""
+    # Measuring thousands of files takes some ten milliseconds, so it is done the first time and after enough stores.
     unseen = _stored.get(folder, math.inf) + stored_bytes
     _stored[folder] = unseen
     if math.isinf(limit_bytes) or unseen < _UNSEEN * limit_bytes:
@@ -48,7 +45,7 @@ def is_due(folder: Path, files: ObjectFiles, limit_bytes: float, stored_bytes: i
 
 
 def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Iterable[str] = ()) -> tuple[int, int]:
-    """Remove the files that were used least recently until the others are within a limit, and the rows of them."""
+    """Remove the least recently used files and their rows until the rest fits; return files and bytes removed."""
     held = [(files.used_at(digest) or 0.0, digest, size) for digest, size in files.digests()]
     total = sum(size for _, _, size in held)
     if total <= limit_bytes:
@@ -67,10 +64,8 @@ def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Itera
 
 
 def limit_of(folder: Path) -> tuple[float, str]:
-    """Return the size limit of a cache folder in bytes, infinite for none, and where it comes from.
-
-    ``ROLLER_CACHE_SIZE`` where it is set, else what ``roller cache limit`` left in the folder, else 4 GiB.
-    """
+    """Return the size limit of a cache folder in bytes (infinite for none) and its origin."""
+    # In this order: ROLLER_CACHE_SIZE, the limit set by `roller cache limit`, 4 GiB.
     text = os.environ.get(VARIABLE, "").strip()
     if text:
         return size_of(text, VARIABLE), VARIABLE
@@ -80,7 +75,7 @@ def limit_of(folder: Path) -> tuple[float, str]:
 
 
 def set_limit(folder: Path, limit_bytes: float) -> None:
-    """Keep a limit in a cache folder."""
+    """Store a limit in a cache folder."""
     try:
         private_folder(folder)
         with whole_file(folder / _FILE) as file:
@@ -90,7 +85,7 @@ def set_limit(folder: Path, limit_bytes: float) -> None:
 
 
 def size_of(text: str, where: str) -> float:
-    """Return the bytes of a size a person writes; infinite for ``none``.
+    """Parse a size in bytes; infinite for ``none``.
 
     Examples
     --------

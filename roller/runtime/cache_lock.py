@@ -11,15 +11,15 @@ from roller.core.files import private_folder
 
 try:
     import fcntl
-except ImportError:  # a system without flock: every process builds for itself, nothing else changes
+except ImportError:  # without flock every process builds its own kernels
     fcntl = None  # type: ignore[assignment]
 
-#: Descriptors of locks this process holds.
+#: Descriptors of the locks that this process holds.
 _held: set[int] = set()
 
 
 def _drop_in_child() -> None:
-    """Close a forked child's copies: an orphan would hold its dead parent's lock and keep others waiting."""
+    """Close a forked child's copies: an orphan would keep its dead parent's lock."""
     for fd in _held:
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -32,14 +32,16 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, shared: bool = False, keep: bool = False, wait: bool = True) -> Iterator[None]:
-    """Hold a lock that all processes (and threads) of this machine respect; waits for it."""
+    """Hold a lock against other processes and threads of this machine; ``keep`` leaves the file in place."""
+    # Without keep the file is removed on release; a process that waited for it notices and locks the new file. Without
+    # wait, a held lock raises BlockingIOError.
     fd = _acquire(path, shared, wait)
     owner = os.getpid()
     _held.add(fd)
     try:
         yield
     finally:
-        if os.getpid() == owner:  # a forked child holds nothing that it could release
+        if os.getpid() == owner:  # a forked child does not own the lock
             if not keep and not shared:
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -63,7 +65,7 @@ def _acquire(path: Path, shared: bool, wait: bool) -> int:
 
 
 def remove_if_free(path: Path) -> bool:
-    """Remove a lock file that nobody holds (its holder was killed); say whether it is gone."""
+    """Remove a lock file without a holder (it was killed); return whether it is gone."""
     if fcntl is None:
         return False
     try:
@@ -82,7 +84,7 @@ def remove_if_free(path: Path) -> bool:
 
 
 def _same_file(fd: int, path: Path) -> bool:
-    """Whether ``path`` still names the opened file: another holder may have removed it meanwhile."""
+    """Return whether ``path`` still names the opened file; another holder may have removed it."""
     try:
         there = os.stat(path)
     except FileNotFoundError:

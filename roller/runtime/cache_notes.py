@@ -1,7 +1,6 @@
-"""Small JSON notes beside the kernels of a cache: what is cheaper to read than to work out again, and never trusted.
+"""Small JSON notes beside the cached kernels: results that are cheaper to read than to compute, never trusted.
 
-A note is found by a digest of everything it was made of. It is written whole or not at all; one that is damaged, or
-cannot be written, is as if it were not there.
+A note is found by a digest of its inputs and written atomically; a damaged or unwritable note counts as missing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from roller.core.kept_code import check_folder, own_folder
 
 
 def read_note(folder: Path, name: str) -> dict[str, Any]:
-    """Return the note of a name, empty where there is none."""
+    """Return a note; empty if there is none."""
     try:
         check_folder(folder)
         found = json.loads(read_file(_path(folder, name)))
@@ -26,7 +25,7 @@ def read_note(folder: Path, name: str) -> dict[str, Any]:
 
 
 def write_note(folder: Path, name: str, note: dict[str, Any]) -> bool:
-    """Keep a note; say whether it was."""
+    """Store a note; return whether it was stored."""
     path, text = _path(folder, name), json.dumps(note, separators=(",", ":"))
     try:
         own_folder(folder)
@@ -39,7 +38,7 @@ def write_note(folder: Path, name: str, note: dict[str, Any]) -> bool:
 
 
 def clear_notes(folder: Path) -> None:
-    """Remove all notes, those included whose writer was killed."""
+    """Remove all notes, including leftovers of killed writers."""
     for path in (folder / "notes").glob("*"):
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,7 +1,7 @@
-"""A cache as one file: a tar of artifacts and a JSON manifest with their checksums.
+"""Export and import of a cache as one tar file: artifacts and a JSON manifest with checksums.
 
-Kernels are code that the importing machine will run: import only files you trust. Nothing of a file is
-stored before all of it has been verified.
+Kernels are code that the importing machine runs, so import only trusted files. All of a file is verified before any
+of it is stored.
 """
 
 from __future__ import annotations
@@ -32,20 +32,17 @@ from roller.runtime.container import checksum
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _MEMBER = re.compile(r"artifacts/([0-9a-f]{64})\.json")
-#: A manifest holds some kilobytes per kernel; more than this is no manifest (bytes).
+#: Largest manifest in bytes; one has some kilobytes per kernel.
 _MANIFEST_LIMIT = 1 << 28
-#: Nor is this a name (bytes).
+#: Largest tar header in bytes, of a long name.
 _HEADER_LIMIT = 1 << 16
-#: What the index takes, by the types of the fields of rows and measurements.
+#: Types accepted for the annotated types of rows and measurements.
 _TYPES: dict[Any, Any] = {str: str, int: int, float: (int, float)}
 Made = TypeVar("Made")
 
 
 def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
-    """Write all kernels and measurements to a tar file (compressed where its name ends in ``gz``).
-
-    Damaged entries are left out. The file appears whole or not at all.
-    """
+    """Write all undamaged kernels and measurements to a tar file, atomically; compressed if its name ends in ``gz``."""
     try:
         rows = [r for r in cache.rows() if r.sum() == r.checksum and cache.files.whole(r.artifact)]
     except OSError as err:
@@ -74,10 +71,7 @@ def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
 
 
 def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
-    """Add the kernels and measurements of an exported file.
-
-    Kernels chosen by measurement are not replaced by predicted ones, and known measurements are not added twice.
-    """
+    """Add the kernels and measurements of an exported file; measured choices are not replaced by predicted ones."""
     where = str(path)
     try:
         rows, measurements = _verified(path)
@@ -90,13 +84,13 @@ def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
         raise
     except (OSError, ValueError, EOFError, MemoryError, tarfile.TarError, zlib.error, lzma.LZMAError, sqlite3.Error,
             *MALFORMED) as err:  # fmt: skip
-        why = (str(err).splitlines() or [type(err).__name__])[0]  # tarfile says what each compression thought of it
+        why = (str(err).splitlines() or [type(err).__name__])[0]  # tarfile lists one error per compression
         raise ArtifactError(f"{where}: cannot import ({why}). Check the file and that the cache is writable.") from err
     return {"entries": len(rows), "written": written, "measurements": len(measurements)}
 
 
 def _verified(path: Path) -> tuple[list[Row], list[Measurement]]:
-    """Read the whole file once and return its rows and measurements, or refuse it."""
+    """Read and verify the whole file; return its rows and measurements."""
     where = str(path)
     rows, measurements = _manifest(path)
     missing = {r.artifact: r for r in rows}
@@ -151,7 +145,7 @@ def _manifest(path: Path) -> tuple[list[Row], list[Measurement]]:
 
 
 def _typed(kind: type[Made], row: Mapping[str, Any]) -> Made:
-    """Return a row of the manifest, its fields of the types that the index takes; ``TypeError`` where one is not."""
+    """Build a dataclass from a manifest row after checking the types of its fields."""
     hints = get_type_hints(kind)
     for name, value in row.items():
         wanted = _TYPES.get(hints.get(name))
@@ -167,7 +161,7 @@ def _first_line(err: BaseException) -> str:
 
 
 def _artifacts(path: Path, rows: Sequence[Row]) -> Iterator[tuple[str, bytes]]:
-    """Yield ``(digest, bytes)`` of every artifact; anything else beside the manifest is refused."""
+    """Yield ``(digest, bytes)`` of every artifact; raise on any other member except the manifest."""
     sizes = {r.artifact: r.artifact_bytes for r in rows}
     for name, member, tar in _members(path):
         match = _MEMBER.fullmatch(name)
@@ -190,7 +184,7 @@ def _members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose size is asked before it is read: Python reads headers of long names whole, whatever they say."""
+    """Member whose size is checked first: Python reads headers of long names whole, whatever their size."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:

@@ -1,10 +1,8 @@
-"""Is a kernel's result correct? Compared with the float64 reference between the ends that rounding may reach.
+"""Check a kernel's result against the float64 reference and its enclosure of rounding errors.
 
-One sum over ``K`` terms: ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|`` (design.md,
-section 7). Everything else by running error analysis (:mod:`roller.expr.enclosure`): every operation's own rounding in
-the dtype it is computed in, and what its operands may be off, carried through functions, comparisons and steps.
-Integers must be equal unless floats that are not exact decide on them. Small outputs are compared whole, large ones at
-the points of :mod:`roller.runtime.sample_points`.
+One sum over ``K`` terms: ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|`` (design.md, section 7). Other
+expressions: running error analysis (:mod:`roller.expr.enclosure`). Integers must be equal unless inexact floats
+decide them. Small outputs are compared whole, large ones at points of :mod:`roller.runtime.sample_points`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from roller.runtime.sample_points import every_point, points_of, points_of_progr
 from roller.tile.program import RProgram
 from roller.tile.winograd import only_reorders
 
-#: Programs whose tiles are looked at at a time.
+#: Most programs whose tile boundaries are compared at a time.
 _MOST_PROGRAMS = 64
 
 
@@ -36,17 +34,14 @@ class CheckResult:
 
     Parameters
     ----------
-    ok
-        Whether every compared element is within its bound.
     max_ratio
-        Largest error divided by its bound (at most 1 where ``ok``; infinite for NaN).
+        Largest error divided by its bound (at most 1 if ``ok``; infinite for NaN).
     points
-        Elements compared, over all outputs.
+        Number of elements compared, over all outputs.
     message
         Empty, or the worst element: *output[index]: expected, got, bound*.
     decided
-        Of the compared elements those that tell a right result from a wrong one; not NaN, nor where a right kernel may
-        overflow or underflow, or anything may come out.
+        Number of compared elements that distinguish right from wrong: not NaN, no possible overflow or underflow.
     """
 
     ok: bool
@@ -57,7 +52,7 @@ class CheckResult:
 
     @property
     def doubt(self) -> str:
-        """Why a result that is accepted may be wrong nevertheless; empty where compared elements tell.
+        """Why an accepted result may still be wrong; empty if compared elements decide.
 
         Examples
         --------
@@ -72,7 +67,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class _Expected:
-    """Reference and its enclosure of one output at its compared points."""
+    """Reference and enclosure of one output at its compared points."""
 
     name: str
     dtype: str
@@ -81,30 +76,28 @@ class _Expected:
 
     @cached_property
     def decided(self) -> int:
-        """Elements that tell a right result from a wrong one."""
+        """Number of elements that distinguish right from wrong results."""
         shape = np.shape(self.found.value)
         return int(np.count_nonzero(np.broadcast_to(self.found.decides(self.dtype), shape)))
 
     def describe(self, i: int, got: Any) -> str:
-        """Say what is wrong at the ``i``-th point."""
+        """Describe the error at the ``i``-th point."""
         return f"output '{self.name}'{[int(x) for x in self.points[i]]}: {self.found.wrong(i, got)}"
 
 
 class Oracle:
-    """The reference of one expression on given inputs, computed once and used for many candidates.
+    """Reference of one expression on given inputs, computed once for many candidates.
 
     Parameters
     ----------
-    expression
-        The user's expression.
     arrays
-        Its inputs, in call order: arrays, or :class:`PeriodicInput` where the arrays are on a device.
+        Inputs in call order: arrays, or :class:`PeriodicInput` for arrays on a device.
     seed
         Seed of the sampled points.
     points
-        Coordinates ``(P, rank)`` that are compared, per output, where the caller knows which.
+        Coordinates ``(P, rank)`` to compare, per output; sampled if not given.
     whole_points
-        Stage points up to which every output element is compared.
+        Number of stage points up to which every output element is compared.
     """
 
     def __init__(
@@ -117,7 +110,7 @@ class Oracle:
     ) -> None:
         self.expression, self.seed = expression, checked_seed(seed)
         rng = np.random.default_rng(self.seed)
-        # Points that the caller chose are all there is to compare, as those of a whole output are.
+        # Points chosen by the caller are complete, like those of a whole output; programs add none.
         self._whole = points is not None or whole(expression, whole_points)
         sampled = {} if self._whole else points_of(expression, rng)
         given = dict(zip((t.name for t in expression.output_tensors), points or (), strict=False))
@@ -129,7 +122,7 @@ class Oracle:
         self._covered: set[str] = set()
 
     def _at(self, arrays: Sequence[np.ndarray | PeriodicInput], points: dict[str, np.ndarray]) -> list[_Expected]:
-        # An input that only answers at points stays what it is: the whole of it may not fit into memory.
+        # A PeriodicInput is evaluated at points only: the whole array may not fit into memory.
         values: dict[str, Any] = {
             t.name: a if isinstance(a, PeriodicInput) else np.asarray(a)
             for t, a in zip(self.expression.inputs, arrays, strict=True)
@@ -140,14 +133,11 @@ class Oracle:
             return [_Expected(name, tensors[name].dtype, p, run.at(name, p)) for name, p in points.items()]
 
     def cover(self, programs: Iterable[RProgram], arrays: Sequence[np.ndarray | PeriodicInput]) -> None:
-        """Compare from now on also where tiles of ``programs`` begin and end, on the same ``arrays``.
-
-        What a candidate does at the ends of its tiles no sample of the expression knows of.
-        """
+        """Also compare at the tile boundaries of ``programs`` from now on, on the same ``arrays``."""
         if self._whole:
             return
         new_ones = {p.digest: p for p in programs if p.digest not in self._covered}
-        if len(self._covered) + len(new_ones) > _MOST_PROGRAMS:  # a search that goes on: those before are judged
+        if len(self._covered) + len(new_ones) > _MOST_PROGRAMS:  # earlier programs are already checked
             self._covered, self._expected = set(), self._sampled
         self._covered |= set(new_ones)
         more: dict[str, list[np.ndarray]] = {}
@@ -180,7 +170,7 @@ class Oracle:
 
     @property
     def doubt(self) -> str:
-        """Why a kernel that passes may be wrong nevertheless, whichever it is; see :attr:`CheckResult.doubt`."""
+        """Why any kernel that passes may still be wrong; see :attr:`CheckResult.doubt`."""
         return CheckResult(True, 0.0, sum(len(e.points) for e in self._expected), "", self._decided).doubt
 
     @property
@@ -189,7 +179,7 @@ class Oracle:
 
     @property
     def points(self) -> list[np.ndarray]:
-        """Coordinates ``(P, rank)`` that are compared, per output."""
+        """Compared coordinates ``(P, rank)`` per output."""
         return [e.points for e in self._expected]
 
     def check_values(self, values: Sequence[np.ndarray]) -> CheckResult:

@@ -1,9 +1,8 @@
-"""The clock kernels are timed with: seconds that passed, and how many of them the kernel did not have.
+"""Clock for timing kernels: elapsed seconds, and the seconds in which the kernel was kept from running.
 
-A time is only worth something where the kernel's threads ran all the while. The operating system counts what they
-lost: seconds a thread was ready and waited for a processor (``schedstat``), processor time of the caller against the
-wall, involuntary switches where the first is not told. Both ends of a window are read, so a short window between two
-disturbances is known to be good.
+The operating system counts lost time: seconds that a thread was ready but waiting for a processor (``schedstat``),
+processor time of the caller against wall time, or involuntary switches. Counters are read at both ends of a window,
+so that a short window between two disturbances is known to be undisturbed.
 """
 
 from __future__ import annotations
@@ -21,22 +20,26 @@ from roller.core.processor import processor_times, shares_cores
 
 try:
     import resource
-except ImportError:  # a system without it tells of no switches
+except ImportError:  # without it there are no counts of context switches
     resource = None  # type: ignore[assignment]
 
-#: Environment variable that takes every measurement as it is: for machines that are never quiet.
+#: Environment variable that accepts every measurement, for machines that are never quiet.
 TRUSTED = "ROLLER_TRUST_CLOCK"
-#: Share of a window that may be lost; and seconds a switch is taken to cost where the system tells no more.
+#: Share of a quiet window that may be lost; assumed seconds per switch if the system reports only switches.
 QUIET_SHARE = 0.05
 _SWITCH_S = 1e-3
 
 
 @dataclass(frozen=True)
 class ClockSample:
-    """Some seconds by the wall, and how many of them threads of the kernel were kept from running.
+    """Window of wall time with the seconds lost by the kernel's threads.
 
-    ``lost_s`` is of the thread that lost most, ``together_s`` of all: waits at the same time delay a kernel once, waits
-    one after the other add up, so that it lost something between the two.
+    Parameters
+    ----------
+    lost_s
+        Seconds lost by the thread that lost most: simultaneous waits delay a kernel once.
+    together_s
+        Seconds lost by all threads: waits one after the other add up. The kernel's own loss is between the two.
     """
 
     wall_s: float
@@ -45,35 +48,33 @@ class ClockSample:
 
     @property
     def quiet(self) -> bool:
-        """Whether next to nothing was lost."""
+        """Whether the lost time is negligible."""
         return self.lost_s <= QUIET_SHARE * self.wall_s
 
     @property
     def least_s(self) -> float:
-        """What it would have taken at least, had nobody been kept from running."""
+        """Lower bound of the seconds without any lost time."""
         return self.wall_s - min(self.wall_s, max(self.lost_s, self.together_s))
 
 
 @dataclass(frozen=True)
 class Load:
-    """What the processors this process may use did so far.
+    """Cumulative counters of the processors that this process may use.
 
     Parameters
     ----------
     wall_s
-        When it was read.
+        Time of the reading.
     own_s, busy_s
-        Seconds of processors that this process and the children it waited for had, and that all had together.
+        Processor seconds of this process and its reaped children, and of all processes.
     stolen_s
-        Seconds the hypervisor gave to other machines.
+        Seconds that the hypervisor gave to other machines.
     throttled
-        How often the control group was stopped for having used up its quota.
-    processors
-        How many there are.
+        Number of times that the control group was stopped after using up its quota.
     shared_cores
-        Whether two of them may be one core: then others slow a kernel down without ever taking its processor.
+        Whether two processors may share one core, so that others slow a kernel down without taking its processor.
     known
-        Whether the system tells; all counts are zero where it does not.
+        Whether the system reports the counters; all are zero otherwise.
     """
 
     wall_s: float
@@ -87,42 +88,42 @@ class Load:
 
 
 class Clock(Protocol):
-    """What timing needs of a machine; tests bring their own."""
+    """Interface that timing needs of a machine; tests substitute their own."""
 
-    #: Whether every measurement is taken as it is.
+    #: Whether every measurement is accepted.
     trusting: bool
 
     def attend(self) -> None:
         """Find the threads of the kernel that ran last."""
 
     def release(self) -> None:
-        """Let go of the threads."""
+        """Stop observing the threads."""
 
     def begin(self) -> None:
-        """Begin a spell."""
+        """Begin a sample."""
 
     def end(self) -> ClockSample:
-        """End the spell that was begun last."""
+        """End the current sample."""
 
     def now(self) -> float:
-        """Return seconds that pass."""
+        """Return monotonic seconds."""
 
     def rest(self, seconds: float) -> None:
-        """Leave the processor to others: whoever has rested is let run for longer."""
+        """Leave the processor to others; the scheduler lets a rested thread run longer."""
 
     def load(self) -> Load:
-        """Return what the machine's processors did so far."""
+        """Return the counters of the machine's processors."""
 
 
 class SystemClock:
-    """The clock of this machine.
+    """Clock of this machine.
 
     Parameters
     ----------
     thread_ids
-        Returns the ids of the kernel's threads; ``None`` where they are not known: then all of this process count.
+        Returns the ids of the kernel's threads; ``None`` if unknown, so that all threads of this process count.
     root
-        Folder to read ``proc`` and ``sys`` under.
+        Folder that contains ``proc`` and ``sys``.
     """
 
     trusting = False
@@ -146,28 +147,28 @@ class SystemClock:
                 self._stats[thread] = os.open(tasks / str(thread) / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def release(self) -> None:
-        """Close them."""
+        """Close the statistics."""
         self._close(list(self._stats))
 
     def begin(self) -> None:
-        """Begin a spell: the counters first, so that reading them is no part of it."""
+        """Begin a sample; read the counters first, so that reading them is not timed."""
         waited, switches = self._waited_ns(), _switches()
         self._begun = (waited, time.thread_time(), switches, time.perf_counter())
 
     def end(self) -> ClockSample:
-        """End the spell: the seconds first."""
+        """End the sample; read the time first."""
         wall, own_s = time.perf_counter(), time.thread_time()
         before, thread_s, switches, start = self._begun
         wall_s = wall - start
         waits_s = [1e-9 * (ns - before.get(thread, ns)) for thread, ns in self._waited_ns().items()]
         if not self._stats:
             waits_s = [(_switches() - switches) * _SWITCH_S]
-        # Two clocks that are read one after the other differ by a microsecond.
+        # Two clocks read in succession differ by about a microsecond.
         asleep_s = wall_s - (own_s - thread_s) - 2e-6
         return ClockSample(wall_s, max(0.0, asleep_s, *waits_s), sum(waits_s))
 
     def now(self) -> float:
-        """Return the monotonic seconds of the system."""
+        """Return the system's monotonic seconds."""
         return time.perf_counter()
 
     def rest(self, seconds: float) -> None:
@@ -175,10 +176,8 @@ class SystemClock:
         time.sleep(seconds)
 
     def load(self) -> Load:
-        """Read ``/proc/stat``, this process' own times, and how often its control group was stopped.
-
-        A child that was waited for is this process' own work: nothing was timed meanwhile.
-        """
+        """Read ``/proc/stat``, this process's own times, and the throttling count of its control group."""
+        # Reaped children count as own work: nothing was timed while they ran.
         found = processor_times(threads.processors(), self._root)
         at, own_s = time.perf_counter(), time.process_time() + _children_s()
         count = len(threads.processors())
@@ -188,7 +187,7 @@ class SystemClock:
         return Load(at, own_s, *found, throttled, count, shares_cores(threads.processors(), self._root), True)
 
     def _waited_ns(self) -> dict[int, int]:
-        """Return by thread the nanoseconds it was ready and did not run."""
+        """Return by thread the nanoseconds in which it was ready but not running."""
         found = {}
         for thread, file in list(self._stats.items()):
             try:
@@ -204,24 +203,24 @@ class SystemClock:
 
 
 class TrustingClock(SystemClock):
-    """A clock that takes every second for the kernel's own."""
+    """Clock that counts every second as the kernel's own."""
 
     trusting = True
 
     def attend(self) -> None:
-        """Look at no thread."""
+        """Observe no threads."""
 
     def begin(self) -> None:
-        """Begin a spell."""
+        """Begin a sample."""
         self._begun = ({}, 0.0, 0, time.perf_counter())
 
     def end(self) -> ClockSample:
-        """End it; nothing was lost."""
+        """End the sample without lost time."""
         return ClockSample(time.perf_counter() - self._begun[-1])
 
 
 def system_clock() -> SystemClock:
-    """Return the clock of this machine, or one that trusts it where ``ROLLER_TRUST_CLOCK`` says so."""
+    """Return this machine's clock, or one that trusts it if ``ROLLER_TRUST_CLOCK`` is set."""
     return TrustingClock() if os.environ.get(TRUSTED, "").strip() not in ("", "0") else SystemClock()
 
 
@@ -230,7 +229,7 @@ def _switches() -> int:
 
 
 def _children_s() -> float:
-    """Return seconds of processors that children had which have ended and were waited for."""
+    """Return the processor seconds of children that ended and were reaped."""
     if resource is None:
         return 0.0
     found = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,9 +1,8 @@
-"""Folders and documents that travel between machines: named by kind and version, checked before they are used.
+"""Folders and documents that travel between machines, with kind, version and checksums that are verified before use.
 
-A container is a folder whose manifest names its kind, the version of its format and every file with its SHA-256, and
-carries a checksum of its own. It appears whole or not at all, and is refused in one set of words. Kernels, probes and
-whole models are kinds of it (:data:`BUNDLE`, :data:`PROBES`, :data:`MODEL_BUNDLE`, :data:`SAVED`); what a run brings
-home is one document of the same make.
+A container is a folder whose manifest names its kind, its format version and the SHA-256 of every file, and has a
+checksum itself. It is written atomically. Kernels, probes and models are kinds of containers (:data:`BUNDLE`,
+:data:`PROBES`, :data:`MODEL_BUNDLE`, :data:`SAVED`); results of a run are one document of the same form.
 """
 
 from __future__ import annotations
@@ -25,34 +24,30 @@ from roller.core.validation import path as path_of
 from roller.errors import MALFORMED, ArtifactError, LaunchError, ModelError
 
 MANIFEST = "manifest.json"
-#: Longest name of a file, and the longest addition to the names of what is written beside a folder.
+#: Longest file name in bytes, and longest affix of temporary names beside a folder.
 _NAME_BYTES, _BESIDE_BYTES = 255, 20
-#: SHA-256 of every file by its name in the folder; ``None`` of arrays, each of which has a checksum of its own.
+#: SHA-256 of every file by name; ``None`` for a file of arrays, each of which has its own checksum.
 Files: TypeAlias = dict[str, "str | None"]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of document, or of folder whose manifest is one.
+    """Kind of document, or of folder whose manifest is such a document.
 
     Parameters
     ----------
     format
-        What it says it is.
-    version
-        The newest that is read here.
+        Name in the document's field ``format``.
+    version, oldest
+        Newest and oldest version that can be read.
     what
-        Of what it is, for people.
-    remedy
-        What to do where it is damaged.
-    make
-        What to do where there is none.
+        Noun for messages.
+    remedy, make
+        Remedies for messages if the document is damaged, or missing.
     files
-        What a manifest lists; kinds differ in where their manifests do, and old ones stay readable so.
+        Extracts the files from a manifest; kinds differ, and old manifests stay readable.
     manifest, key
-        Name of the manifest, and of its field that holds the version.
-    oldest
-        The oldest version that is read here.
+        File name of the manifest, and its field of the version.
     """
 
     format: str
@@ -66,7 +61,7 @@ class Kind:
     oldest: int = 1
 
     def read(self, path: Path) -> dict[str, Any]:
-        """Return a document of this kind."""
+        """Read and verify a document of this kind."""
         try:
             data: dict[str, Any] = json.loads(read_text(path))
         except OSError as err:
@@ -88,13 +83,13 @@ class Kind:
         return data
 
     def sealed(self, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
-        """Return a document as a reader sees it: with its kind, its version and its checksum."""
+        """Return a document as a reader sees it: with kind, version and checksum."""
         named = {"format": self.format, self.key: version or self.version, **body}
-        plain = json.loads(json.dumps(named))  # tuples become the lists that a reader sees
+        plain = json.loads(json.dumps(named))  # converts tuples to lists, as a reader sees them
         return {**plain, "checksum": checksum(plain)}
 
     def write(self, path: Path, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a document, whole or not at all; return it as a reader sees it."""
+        """Write a document atomically; return it as a reader sees it."""
         document = self.sealed(body)
         try:
             with whole_file(path, durable=True) as file:
@@ -104,7 +99,7 @@ class Kind:
         return document
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a folder says that it is of this kind; nothing of it is verified."""
+        """Return whether a folder claims to be of this kind; nothing is verified."""
         folder = path_of(folder, "folder", error=ArtifactError, what=f"the folder of {self.what}")
         try:
             data = json.loads(read_text(folder / self.manifest))
@@ -137,29 +132,22 @@ BUNDLE = Kind("roller-bundle", 1, "a bundle of kernels", "Copy the bundle again.
               "Make one: `roller bundle create`.", _of_operators)  # fmt: skip
 PROBES = Kind("roller-probes", 1, "a bundle of probes", "Copy the bundle again.",
               "Make one: `roller probe --bundle`.", _of_probes)  # fmt: skip
-#: A model for a GPU. Bundles are written in version 1; version 2 has packs, and its plans are refused.
+#: Model for a GPU. Bundles are written in version 1; plans of version 2, which has packs, are refused.
 MODEL_BUNDLE = Kind("roller-model-bundle", 2, "a model for a GPU", "Copy the bundle again.",
                     "Pass the folder that save wrote.", _of_model_bundle)  # fmt: skip
-#: A model for a processor; the native runner in the folder speaks one version only.
+#: Model for a processor; the native runner in the folder supports one version only.
 SAVED = Kind("roller-model", 2, "a saved model", "Save the model again.", "Pass the folder that save wrote.", _of_saved,
              "model.json", "format_version", oldest=2)  # fmt: skip
 KINDS = (BUNDLE, PROBES, MODEL_BUNDLE, SAVED)
 
 
 class Container:
-    """A folder that was opened: its manifest verified, its files verified as they are read.
-
-    Parameters
-    ----------
-    folder
-        The folder.
-    kind
-        What it must be.
+    """Opened folder: its manifest is verified at once, each file when it is read.
 
     Raises
     ------
     ArtifactError
-        Where the manifest is missing, altered, malformed, too new or of another kind, or names a file outside.
+        If the manifest is missing, altered, malformed, too new or of another kind, or names a file outside the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], kind: Kind) -> None:
@@ -177,7 +165,7 @@ class Container:
 
     @contextmanager
     def fields(self) -> Iterator[None]:
-        """Refuse as damaged what a manifest's fields make fail: missing ones, and ones of another kind."""
+        """Turn errors from missing or malformed fields of the manifest into an :class:`ArtifactError`."""
         try:
             yield
         except ArtifactError:
@@ -188,7 +176,7 @@ class Container:
             raise ArtifactError(f"{place}: the manifest is damaged ({what}). {self.kind.remedy}") from err
 
     def path(self, name: str) -> Path:
-        """Return the path of a file that the manifest lists, whether or not it is there."""
+        """Return the path of a file listed in the manifest, whether or not it exists."""
         if name not in self.files:
             raise ArtifactError(f"{self.folder}: expected the manifest to list '{name}', found nothing of it. "
                                 f"{self.kind.remedy}")  # fmt: skip
@@ -201,7 +189,7 @@ class Container:
         return self.folder / relative
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file, which is what the manifest says: what is checked is what is used."""
+        """Read a file and verify its digest; return the verified bytes."""
         path = self.path(name)
         try:
             data = read_file(path)
@@ -214,7 +202,7 @@ class Container:
         return data
 
     def json(self, name: str) -> Any:
-        """Return the content of a file of JSON; see :meth:`read`."""
+        """Read a JSON file; see :meth:`read`."""
         try:
             return json.loads(self.read(name))
         except (ValueError, RecursionError) as err:
@@ -224,26 +212,20 @@ class Container:
 
 
 class DeviceContainer(Container):
-    """A folder of kernels for one device."""
+    """Folder of kernels for one device."""
 
     device: str
     arch: str
 
     def check_device(self, called: str, name: str, arch: str, spec: str, remedy: str) -> None:
-        """Refuse a device that the kernels are not for; ``spec`` names that of a device that only pretends."""
+        """Raise if the kernels are not for this device; ``spec`` is the spec of a simulated device."""
         if not (spec == self.device if spec else same_arch(arch, self.arch)):
             raise LaunchError(f"{self.folder}: built for {self.device} ({self.arch}), {called} is {name} "
                               f"({arch or spec}). {remedy}")  # fmt: skip
 
 
 class Filling:
-    """A folder that is being filled; see :func:`filled`.
-
-    Parameters
-    ----------
-    folder
-        Where it lies until it is whole.
-    """
+    """Folder that is being filled; see :func:`filled`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -256,7 +238,7 @@ class Filling:
         return digest(data)
 
     def seal(self, kind: Kind, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
-        """Write and return the manifest; by default of the kind's newest version."""
+        """Write and return the manifest, by default in the kind's newest version."""
         manifest = kind.sealed(body, version)
         (self.folder / kind.manifest).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
         return manifest
@@ -264,7 +246,7 @@ class Filling:
 
 @contextmanager
 def filled(folder: Path) -> Iterator[Filling]:
-    """Yield a folder to fill, which becomes ``folder`` at the end; nothing is left of it where filling fails."""
+    """Yield a folder to fill, which is renamed to ``folder`` at the end and removed on failure."""
     check_target(folder)
     work = None
     try:
@@ -283,13 +265,13 @@ def filled(folder: Path) -> Iterator[Filling]:
 
 
 def check_name(folder: Path) -> None:
-    """Refuse a folder beside which no other of a longer name can be written."""
+    """Raise if the name of a folder is too long for temporary names beside it."""
     if len(os.fsencode(folder.absolute().name)) + _BESIDE_BYTES > _NAME_BYTES:
         raise ArtifactError(f"{folder}: its name is too long. Choose a shorter one.")
 
 
 def check_target(folder: Path) -> None:
-    """Refuse an output folder that exists and holds something or cannot be written, before any work goes into it."""
+    """Raise if an output folder is not empty or cannot be written, before any work is done."""
     check_name(folder)
     if not folder.absolute().parent.is_dir():
         raise ArtifactError(f"{folder}: its parent folder does not exist. Create it first.")
@@ -311,13 +293,13 @@ def digest(data: bytes) -> str:
 
 
 def checksum(body: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of JSON data in canonical form, its own checksum left out."""
+    """Return the SHA-256 of JSON data in canonical form, without its own checksum."""
     rest = {k: v for k, v in body.items() if k != "checksum"}
     return digest(json.dumps(rest, sort_keys=True).encode())
 
 
 def copy_package(folder: Path, floors: tuple[str, ...]) -> None:
-    """Put a part of this package into ``folder/roller``, so that a folder runs without an installation."""
+    """Copy parts of this package into ``folder/roller``, so that the folder runs without an installation."""
     package = Path(__file__).resolve().parents[1]
     to = folder / "roller"
     to.mkdir()

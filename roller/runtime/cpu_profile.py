@@ -1,4 +1,4 @@
-"""Check and time built CPU kernels on this machine, alone, one after another."""
+"""Check and time built CPU kernels on this machine, one after another."""
 
 from __future__ import annotations
 
@@ -22,35 +22,28 @@ from roller.runtime.windows import Timing, spell
 
 
 def _poison(out: np.ndarray) -> None:
-    """Fill an output with NaN (-1 where there is none): the bits of both are ones.
-
-    Its memory may hold the right result of the kernel before, which would stand in for an element that is never
-    written; and its pages are there afterwards, so that the first run takes no longer than the next.
-    """
+    """Fill an output with NaN (-1 for integers): all bits are ones."""
+    # The memory may hold the previous kernel's right result, which would hide elements that this one does not write.
+    # The fill also touches all pages, so that the first run takes no longer than the next.
     out.reshape(-1).view(np.uint8).fill(0xFF)
 
 
 class Bench:
-    """One expression under test on this machine: its random inputs and its reference, computed once.
+    """Test bench of one expression on this machine; inputs and reference are computed once.
 
     Parameters
     ----------
     expression
-        The user's expression: the oracle.
-    seed
-        Seed of the inputs and of the sampled points.
+        The user's expression, which defines the reference.
     oracle
-        The reference on these very inputs, where it was computed elsewhere.
+        Reference on these inputs, if it was computed elsewhere.
     rotating_bytes
-        Bytes of copies of the constants that calls take in turn: kernels are timed with constants that come from
-        behind a cache of this size, as they do between the other kernels of a model. 0: always the same ones. Inputs
-        and outputs stay in caches, as they do behind the step that wrote them.
-    clock
-        What kernels are timed with; that of this machine by default.
+        Total size of the copies of the constants that calls use in turn: the constants then come from beyond a cache of
+        this size, as between other kernels of a model, while inputs and outputs stay in cache. 0 for one copy.
     patience_s
-        As of :func:`roller.runtime.timing.compare`; ``PATIENCE_S`` where not given.
+        As in :func:`roller.runtime.timing.compare`; ``PATIENCE_S`` by default.
     fenced
-        Whether kernels were shown to stay within their arrays before they come here.
+        Whether kernels were already checked for accesses outside their arrays.
     """
 
     def __init__(
@@ -81,7 +74,7 @@ class Bench:
     def profile(
         self, artifacts: Mapping[str, KernelArtifact], timed: bool = True, budget_s: float = 0.06
     ) -> dict[str, Record]:
-        """Run every artifact on the inputs; time the correct ones where asked. See :func:`profile`."""
+        """Check every artifact; with ``timed``, time the correct ones. See :func:`profile`."""
         try:
             return self._profile(artifacts, timed, budget_s)
         finally:
@@ -105,8 +98,8 @@ class Bench:
     def correct(
         self, artifacts: Mapping[str, KernelArtifact], records: dict[str, Record], rotating_bytes: int = 0
     ) -> Iterator[Contender]:
-        """Yield the correct kernels, one at a time (each holds packed constants); what fails goes to ``records``."""
-        # All artifacts of one compilation have the same constants.
+        """Yield correct kernels one at a time (each holds packed constants); add failures to ``records``."""
+        # All artifacts of a compilation have the same constants.
         positions = {c.position for a in artifacts.values() for c in a.constants}
         values = {n: self.inputs[n].tobytes() for n in positions}
         for name, artifact in artifacts.items():
@@ -135,13 +128,13 @@ class Bench:
                 records[name] = Record(name, "wrong", outcome.message, build_s=_build_s(artifact))
 
     def _first(self, run: Callable[[], object]) -> ClockSample:
-        """Run a kernel for the first time."""
+        """Run a kernel for the first time, and return the sample."""
         self._clock.attend()
         return spell(run, self._clock)
 
 
 def _record(name: str, timing: Timing, unsure: str, artifact: KernelArtifact) -> Record:
-    """Return the record of a kernel that was timed; ``unsure``: why it may be wrong nevertheless."""
+    """Return the record of a timed kernel; ``unsure`` is why it may still be wrong."""
     status = "doubtful" if timing.doubt else "measured" if timing.complete else "slower"
     reason = "; ".join(text for text in (timing.doubt, unsure) if text)
     return Record(name, status, reason, timing.median_s, _build_s(artifact), tied=timing.tied)
@@ -152,7 +145,7 @@ def _threads(artifact: KernelArtifact) -> int:
 
 
 def has_guards(expression: TensorExpr) -> bool:
-    """Whether a load of the expression must not happen at some points: the accesses a compiler may get wrong."""
+    """Return whether a load of the expression is guarded; compilers may get such accesses wrong."""
     return any(ld.guard for s in expression.stages for ld in s.loads)
 
 
@@ -164,9 +157,6 @@ def _build_s(artifact: KernelArtifact) -> float | None:
 def profile(
     expression: TensorExpr, artifacts: Mapping[str, KernelArtifact], seed: int = 0, budget_s: float = 0.06
 ) -> dict[str, Record]:
-    """Run every artifact on the same random inputs; time the correct ones.
-
-    Constants are random too: the kernel that wins serves any values, and a caller's may be such (zeros) that a wrong
-    kernel computes the right result.
-    """
+    """Check every artifact on the same random inputs, and time the correct ones."""
+    # Constants are random too: with a caller's zeros, a wrong kernel could give the right result.
     return Bench(expression, seed).profile(artifacts, budget_s=budget_s)

@@ -1,4 +1,4 @@
-"""What disturbed a measurement, named in one sentence from what the operating system counted meanwhile."""
+"""Describe what disturbed a measurement, from counters of the operating system."""
 
 from __future__ import annotations
 
@@ -8,35 +8,31 @@ from dataclasses import dataclass
 
 from roller.runtime.clock import Clock, Load
 
-#: Share of the processors (of what a kernel leaves of them, for ``beside``) from which on something is named.
+#: Least share of the processors' time that is named as a disturbance.
 NAMED = 0.05
-#: Share of the processors beside a kernel at which others slow it down, where processors may be halves of a core.
+#: Busy share of the processors left by a kernel from which others slow it down, if processors share cores.
 BESIDE = 0.25
-#: Ticks of ``/proc/stat`` below which nothing is told of others (seconds).
+#: Seconds, a few ticks of ``/proc/stat``, below which others' time is taken as zero.
 _TICKS_S = 0.04
-#: Seconds a look at the machine takes: some twenty ticks.
+#: Seconds to observe the machine, some twenty ticks.
 _LOOK_S = 0.25
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What others did on the processors while something ran.
+    """Activity of other programs on the processors during a measurement.
 
     Parameters
     ----------
-    wall_s
-        For how long.
-    processors
-        How many there are.
     others
-        How many of them other programs kept busy, on average.
+        Average number of processors that other programs kept busy.
     stolen
-        Share of the time of all that the hypervisor gave to other machines.
+        Share of all processors' time that the hypervisor gave to other machines.
     throttled
-        Whether the control group was stopped for having used up its quota.
+        Whether the control group was stopped after using up its quota.
     shared_cores
-        As of :class:`roller.runtime.clock.Load`.
+        As in :class:`roller.runtime.clock.Load`.
     """
 
     wall_s: float
@@ -48,7 +44,7 @@ class Disturbance:
 
     @classmethod
     def between(cls, before: Load, after: Load) -> Disturbance:
-        """Return what happened between two looks at the machine."""
+        """Return the activity between two readings of the counters."""
         wall_s, count = after.wall_s - before.wall_s, after.processors
         if not (before.known and after.known) or wall_s <= 0:
             return cls(max(wall_s, 0.0), count)
@@ -61,15 +57,13 @@ class Disturbance:
         )
 
     def beside(self, used: int) -> bool:
-        """Whether others slowed down a kernel of ``used`` threads from processors it left them.
-
-        They never took its own, so no thread of it waited: they were the other halves of its cores.
-        """
+        """Return whether others slowed down a kernel of ``used`` threads from the remaining processors."""
+        # They may run on the other hardware threads of the kernel's cores, so that no thread of the kernel waits.
         left = self.processors - used
         return self.shared_cores and left > 0 and self.others > BESIDE * left
 
     def __str__(self) -> str:
-        """Say what it was, the strongest first; empty where nothing was seen."""
+        """Describe the disturbances, the strongest first; empty if there are none."""
         found = []
         if self.others > NAMED * self.processors:
             found.append((self.others / self.processors, f"other programs kept {self.others:.1f} of "
@@ -82,14 +76,14 @@ class Disturbance:
 
 
 def look(clock: Clock, seconds: float = _LOOK_S) -> Disturbance:
-    """Return what other programs do on this machine just now, from watching it for some seconds without working."""
+    """Observe other programs on this machine for some seconds without working."""
     before = clock.load()
     clock.rest(seconds)
     return Disturbance.between(before, clock.load())
 
 
 def grouped(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return texts that differ in nothing but numbers once, with how many there are; the most frequent first.
+    """Count texts that differ only in numbers as one; return the first of each with its count, most frequent first.
 
     Examples
     --------

@@ -1,8 +1,7 @@
-"""Memory that ends, or begins, at a page no access may touch: what leaves an array is a fault at once.
+"""Arrays between protected pages, so that an access outside an array faults at once.
 
-A comparison of values cannot see a read beyond an array: what lies there is mapped most of the time, and what is read
-there is often dropped. Between protected pages the first such access ends the process, so a candidate is run there in
-a forked child, and its death is the candidate's reason.
+A comparison of values cannot detect a read beyond an array, whose memory is usually mapped and whose value is often
+dropped. Candidates run in a forked child; its death is the reason why the candidate fails.
 """
 
 from __future__ import annotations
@@ -33,24 +32,21 @@ from roller.runtime.interrupts import interrupts_deferred
 
 K = TypeVar("K")
 
-#: Whether this system can protect pages and fork; elsewhere nothing is checked this way.
+#: Whether this system can protect pages and fork; otherwise this check is skipped.
 AVAILABLE = sys.platform.startswith("linux")
-#: A child that has not ended by then never will: this ends what hangs, not what is slow (seconds).
+#: Seconds per kernel after which a child is taken as hanging, far above any slow run.
 _PATIENT_S = 600.0
 _POLL_S = 0.0005
-#: Whether arrays end at a protected page, or begin there.
+#: Values of ``at_end``: arrays end at a protected page, or begin after one.
 _ENDS = (True, False)
 _SLOWEST_POLL_S = 0.05
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS)
-#: ``PROT_NONE`` of Linux, which :mod:`mmap` does not name.
+#: Linux's ``PROT_NONE``, which :mod:`mmap` does not define.
 _PROTECT_NONE = 0
 
 
 def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_end: bool) -> np.ndarray:
-    """Return an array of zeros with a protected page before and behind its memory.
-
-    Nothing of it is in memory before it is written: what is only read is the system's page of zeros. Freeing it lifts
-    the protection.
+    """Return an array of zeros with a protected page before and after its memory.
 
     Examples
     --------
@@ -58,6 +54,7 @@ def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_
     >>> (a.ctypes.data + a.nbytes) % mmap.PAGESIZE, float(a.sum())
     (0, 0.0)
     """
+    # Pages take memory only when written: reads use the system's zero page. Freeing the array lifts the protection.
     page = mmap.PAGESIZE
     size = math.prod(shape) * dtype.itemsize
     inside = -(-size // page) * page
@@ -72,29 +69,26 @@ def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_
 
 
 def _roomy(shape: tuple[int, ...], dtype: np.dtype, slack_bytes: int) -> np.ndarray:
-    """Return zeros with memory of nobody before and behind them, so that leaving another array is no fault."""
+    """Return an array of zeros with unused memory on both sides, so that accesses outside it do not fault."""
     slack_bytes = -(-slack_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     size = math.prod(shape) * dtype.itemsize
     return np.frombuffer(_zeros(size + 2 * slack_bytes), np.uint8, size, slack_bytes).view(dtype).reshape(shape)
 
 
 def _zeros(size_bytes: int) -> mmap.mmap:
-    """Return memory of this process alone: of shared memory, a page that is read would be taken as well."""
+    """Map private memory; in shared memory, pages that are only read would take memory too."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return mmap.mmap(-1, size_bytes, flags=flags)
 
 
 def trespass(kernel: CpuKernel) -> str | None:
-    """Run a kernel between protected pages, in a child; return what it did wrong, or ``None``.
-
-    Addresses depend on no data, so the inputs are zeros, and reading them takes no memory. It runs twice in one child,
-    because a fork of a process that has TVM costs more than most kernels: on arrays that end, and on arrays that begin
-    at a protected page.
-    """
+    """Run a kernel between protected pages in a child; return its error, or ``None``."""
+    # Addresses depend on no data, so the inputs are zeros, which take no memory. Both placements run in one child,
+    # because forking a process that has loaded TVM costs more than most kernels.
     if not trespassing({0: kernel}):
         return None
     names = frozenset(a.name for a in kernel.artifact.arguments)
-    # Where, and beside what, is asked piece by piece, for whoever reads the reason; only a fault pays for it.
+    # Only after a fault, find the argument and the side by separate runs for the message.
     for at_end in _ENDS:
         died = _fault([(kernel, names)], (at_end,))
         if died is not None:
@@ -106,7 +100,7 @@ def trespass(kernel: CpuKernel) -> str | None:
 
 
 def trespassing(kernels: Mapping[K, CpuKernel]) -> list[K]:
-    """Return which kernels do what :func:`trespass` says; all in one child, each in its own where that ends."""
+    """Return the kernels that fault between protected pages; all run in one child, and singly only if it faults."""
     if not AVAILABLE or not kernels:
         return []
     everything = [(k, frozenset(a.name for a in k.artifact.arguments)) for k in kernels.values()]
@@ -118,12 +112,12 @@ def trespassing(kernels: Mapping[K, CpuKernel]) -> list[K]:
 
 
 def _fault(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool]) -> str | None:
-    """Return the fault that ended a child running kernels, named arguments of each fenced; ``None`` where none did."""
+    """Run kernels in a child with the named arguments fenced; return the signal of a fault, or ``None``."""
     runs = [(kernel, partial(_place, kernel, between, at_end=e)) for kernel, between in kernels for e in ends]
     with contextlib.ExitStack() as ended:
-        with interrupts_deferred():  # what was held back is raised at its end: by then whoever ends the child is known
+        with interrupts_deferred():  # an interrupt is raised after the child's cleanup is registered
             with warnings.catch_warnings(), gc_paused():
-                # Python warns of forking with threads; the kernel is loaded, and the child touches no lock but its
+                # Python warns of forking with threads; the kernel is loaded, and the child uses no lock except its
                 # allocator's.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
@@ -137,7 +131,7 @@ def _place(
     kernel: CpuKernel, between: Set[str], name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *,
     at_end: bool,
 ) -> np.ndarray:  # fmt: skip
-    """Return memory of an argument: next to a protected page where it is named, else with room around it."""
+    """Allocate an argument: next to a protected page if it is named, else with unused memory around it."""
     if name in between:
         return fenced(shape, dtype, alignment_bytes, at_end=at_end)
     slack_bytes = max(math.prod(a.shape) * DTYPE_BYTES[a.dtype] for a in kernel.artifact.arguments)
@@ -145,24 +139,24 @@ def _place(
 
 
 def _run_child(runs: Sequence[tuple[CpuKernel, Place]]) -> None:
-    """Run kernels on memory of each kind and leave; nothing of the parent's is finished here."""
+    """Run kernels in each placement, and exit without the parent's cleanup."""
     try:
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for number in _FAULTS:  # of whoever prints a trace: the fault is the answer
+        for number in _FAULTS:  # remove handlers that print a trace; the signal itself is the result
             signal.signal(number, signal.SIG_DFL)
         for kernel, place in runs:
-            with contextlib.suppress(Exception):  # it says nothing of the kernel's accesses
+            with contextlib.suppress(Exception):  # an exception is no evidence about memory accesses
                 rehearse(kernel, place)
     finally:
         os._exit(0)
 
 
 def _fault_of(child: int, patient_s: float) -> str | None:
-    """Wait for a child; return the signal of a fault. Any other end, or none in time, is no evidence."""
+    """Wait for a child; return the signal of a fault. Any other end, or a timeout, is no evidence."""
     give_up, pause_s = time.monotonic() + patient_s, _POLL_S
     _wait(child, patient_s)
-    # It is looked at and not collected: until :func:`_end` does, its number is nobody else's.
+    # The child is not reaped here: until _end does so, its process id cannot be reused.
     how = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (found := os.waitid(os.P_PID, child, how)) is None and time.monotonic() < give_up:
         time.sleep(pause_s)
@@ -173,7 +167,7 @@ def _fault_of(child: int, patient_s: float) -> str | None:
 
 
 def _wait(child: int, patient_s: float) -> None:
-    """Wait until a child ends, or so long; not at all where the system cannot say when it does."""
+    """Wait for the end of a child or a timeout; return at once if the system has no pidfd."""
     opened = getattr(os, "pidfd_open", None)  # not in a Python built for a Linux before 5.3
     if opened is None:
         return
@@ -188,7 +182,7 @@ def _wait(child: int, patient_s: float) -> None:
 
 
 def _end(child: int) -> None:
-    """End a child, whatever it is at, and collect it."""
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # collected by whoever collects all children
+    """Kill and reap a child."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # may be reaped elsewhere
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""Operators of a list chosen by their ids: ``--filter`` of every command that has one."""
+"""Choose operators by id with the patterns of ``--filter``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 from roller.errors import RollerError, counted, did_you_mean
 
-#: Ids that an error names.
+#: Most ids named in an error.
 _SHOWN = 5
 
 
 def matching(ids: Sequence[str], pattern: str, where: str, error: type[RollerError]) -> list[str]:
-    """Return the ids that one of comma-separated patterns matches, in their order.
-
-    Empty patterns, such as a comma at the end leaves, say nothing.
+    """Return the ids that match any of the comma-separated patterns, in their order; empty patterns are ignored.
 
     Examples
     --------

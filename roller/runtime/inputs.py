@@ -11,17 +11,12 @@ from roller.core.validation import whole_number
 from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import digits_of_inputs
 
-#: Largest seed: those of NumPy's generators may be larger, records and file formats hold no such numbers.
+#: Largest seed; NumPy's generators accept larger ones, but records and file formats do not.
 MOST_SEED = 2**64 - 1
 
 
 def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
-    """Return one array per input of ``expression``.
-
-    Floats are standard normal (exponents vary, sums cancel). Where the bound of a sum would hide a term that is
-    missing, they are numbers of so few digits that the sum is exact in every order
-    (:mod:`roller.expr.exact_inputs`); where products would vanish or overflow, numbers that keep those in range
-    (:mod:`roller.expr.factors`). Integers are small, so that an int32 accumulator is exact whatever the reduction.
+    """Return one random array per input of ``expression``.
 
     Examples
     --------
@@ -29,6 +24,9 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
     >>> [a.shape for a in random_inputs(roller.ops.matmul(2, 3, 4))]
     [(2, 4), (4, 3)]
     """
+    # Floats are standard normal (exponents vary, sums cancel). If the bound of a sum would hide a missing term, they
+    # have so few digits that the sum is exact in every order (expr/exact_inputs.py); if products would vanish or
+    # overflow, they stay in range (expr/factors.py). Integers are small, so that an int32 accumulator is exact.
     rng = np.random.default_rng(checked_seed(seed))
     found = [_random(t, rng) for t in expression.inputs]
     digits = digits_of_inputs(expression)
@@ -36,7 +34,7 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
 
 
 def checked_seed(seed: Any) -> int:
-    """Return ``seed``, or raise a RollerError where it is no whole number of at least 0.
+    """Return ``seed``; raise a RollerError unless it is a whole number of at least 0.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Interrupts (Ctrl-C) that arrive where Python would lose them, kept until they can be raised."""
+"""Defer interrupts (Ctrl-C) that Python would lose during a fork."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Hold back interrupts of the main thread within the block; the first of them is delivered at its end.
-
-    A fork runs the at-fork hooks of all modules, ``logging`` among them, and Python prints and forgets what is raised
-    in one. A signal that arrives while a large process is copied is delivered right there, so it was lost more often
-    than not. The child begins within the block too: an interrupt must not end it with a traceback before it has
-    chosen what to do about them.
+    """Defer interrupts of the main thread in this block; deliver the first at its end.
 
     Examples
     --------
@@ -30,8 +25,11 @@ def interrupts_deferred() -> Iterator[None]:
     whole
     then interrupted
     """
+    # A fork runs at-fork hooks, e.g. of logging, and Python prints and drops exceptions raised in them. A signal that
+    # arrives while a large process is copied was mostly lost there. The child also starts in the block: an interrupt
+    # must not end it with a traceback before it has set its own handler.
     handler = signal.getsignal(signal.SIGINT)
-    # Other threads raise nothing; where interrupts are ignored, or end the process at once, nothing can be lost.
+    # Other threads receive no interrupts; ignored or fatal interrupts need no deferral.
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return

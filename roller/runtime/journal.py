@@ -1,4 +1,4 @@
-"""What a run has done so far, one line per row; survives a kill at any moment. Standard library only."""
+"""Journal of a run: JSON lines that survive a kill at any moment. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,29 +12,26 @@ from roller.errors import ArtifactError
 
 
 class JournalFile:
-    """An append-only file of JSON lines beside the final result: what was written survives a kill at any moment.
+    """Append-only file of JSON lines beside the final result.
 
     Parameters
     ----------
-    path
-        The journal.
     header
-        What the run is of (bundle, device, seed); a journal of another run is refused.
+        Identifies the run (bundle, device, seed); a journal of another run is refused.
     take
-        Called with every row of an earlier run, the header excepted; its KeyError, TypeError or ValueError means that
-        the row is damaged.
+        Called with every row of an earlier run; its KeyError, TypeError or ValueError marks the row as damaged.
 
     Raises
     ------
     ArtifactError
-        Where the file cannot be written, is damaged, or belongs to another run.
+        If the file cannot be written, is damaged, or belongs to another run.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
         self.path = path
         try:
             old = path.read_bytes() if path.exists() else b""
-            whole = old[: old.rfind(b"\n") + 1]  # a line that a kill cut off was never written
+            whole = old[: old.rfind(b"\n") + 1]  # drop a line truncated by a kill
             self._read(whole, dict(header), take)
             self._file = path.open("r+b" if old else "wb")
             self._file.truncate(len(whole))
@@ -45,16 +42,16 @@ class JournalFile:
             raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Write one row; a kill of this process does not lose it when this returns."""
+        """Write one row; a kill of this process after the call does not lose it."""
         self._file.write(json.dumps(line).encode() + b"\n")
         self._file.flush()
 
     def sync(self) -> None:
-        """Put what was written on the disk; a crash of the machine does not lose it when this returns."""
+        """Flush to disk; a crash of the machine after the call does not lose the rows."""
         os.fsync(self._file.fileno())
 
     def close(self, *, remove: bool) -> None:
-        """Close the file, and remove it where its content has gone into the final result."""
+        """Close the file, and remove it if its content is in the final result."""
         self._file.close()
         if remove:
             self.path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Replacing a model that roller saved by a new one, and nothing else.
+"""Replace a model saved by roller with a new one, and nothing else.
 
-The two folders are exchanged in one step where the system can (``renameat2``). Elsewhere the earlier one is renamed
-away first, to a name that a later run finds: whoever is killed in between loses nothing.
+The two folders are exchanged atomically if the system can (``renameat2``). Otherwise the old one is first renamed to a
+name that a later run finds, so that a kill in between loses nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def replaced(folder: Path, force: bool) -> Iterator[Path]:
-    """Yield where to write what becomes ``folder``; with ``force`` it replaces a model that roller saved.
-
-    The earlier one stays as it is until the new one is whole, and where anything fails.
-    """
+    """Yield the path to write a model for ``folder``; with ``force`` it replaces a model that roller saved."""
+    # The old model stays until the new one is complete, and if anything fails.
     check_replaceable(folder, force)
     folder = folder.resolve()
     if not force:
@@ -61,15 +59,13 @@ def _replacing(folder: Path) -> Iterator[Path]:
         yield new
         _swap(new, folder)
     finally:
-        if not _beside(folder, "earlier").exists():  # else both versions are kept, as the error says
+        if not _beside(folder, "earlier").exists():  # otherwise both versions are kept, as the error reports
             _remove(stage)
 
 
 def _check_stage(stage: Path) -> None:
-    """Refuse to remove what lies where the new model is written, unless a run that was killed left it there.
-
-    Such a run left at most a folder named like the model within: whole, or half-written by ``container.filled``.
-    """
+    """Raise if the staging folder holds anything but leftovers of a killed run."""
+    # Leftovers are at most a folder named like the model: complete, or partly written by container.filled.
     if not os.path.lexists(stage):
         return
     name = stage.name.removeprefix(".").removesuffix(".new")
@@ -79,9 +75,9 @@ def _check_stage(stage: Path) -> None:
 
 
 def _swap(new: Path, folder: Path) -> None:
-    """Put ``new`` in place of ``folder``, and remove that."""
+    """Put ``new`` in place of ``folder``, and remove the old one."""
     try:
-        check_replaceable(folder, force=True)  # somebody may have put something there meanwhile
+        check_replaceable(folder, force=True)  # another process may have written there meanwhile
         shutil.copymode(folder, new)
         if _exchange(new, folder):
             earlier = new
@@ -99,7 +95,7 @@ def _swap(new: Path, folder: Path) -> None:
 
 
 def _rename_both(new: Path, folder: Path, earlier: Path) -> None:
-    """Put ``new`` in place of ``folder`` in two steps; where the second fails take the first one back."""
+    """Put ``new`` in place of ``folder`` in two renames; undo the first if the second fails."""
     os.replace(folder, earlier)
     try:
         check_replaceable(earlier, force=True)
@@ -109,14 +105,14 @@ def _rename_both(new: Path, folder: Path, earlier: Path) -> None:
             os.replace(earlier, folder)
         except OSError as err:
             kept = f"The earlier model is kept in {earlier}, the new one in {new}"
-            raise ArtifactError(f"{folder}: somebody else wrote there meanwhile. {kept}: move them.") from err
+            raise ArtifactError(f"{folder}: another process wrote there meanwhile. {kept}: move them.") from err
         if isinstance(failed, OSError):
             raise ArtifactError(f"{folder}: cannot be replaced ({failed.strerror}). Choose another folder.") from failed
         raise
 
 
 def _recover(folder: Path) -> None:
-    """Undo what a run that was killed left between its two renames."""
+    """Undo the first rename of a run that was killed between its two renames."""
     earlier = _beside(folder, "earlier")
     if not earlier.exists():
         return
@@ -131,7 +127,7 @@ def _recover(folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders at once; say whether the system and the file system can."""
+    """Exchange two folders atomically; return whether the system and the file system can."""
     call = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
     if call is None:
         return False
@@ -144,7 +140,7 @@ def _beside(folder: Path, what: str) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what is roller's own; what stays is a warning, as everything else is done."""
+    """Remove a folder of roller; log a warning if it cannot be removed."""
     if folder.exists():
         try:
             shutil.rmtree(folder)
@@ -153,7 +149,7 @@ def _remove(folder: Path) -> None:
 
 
 def check_replaceable(folder: Path, force: bool) -> None:
-    """Refuse a folder to write that is not empty, unless it is to be replaced and all in it is roller's."""
+    """Raise unless a folder is empty, or may be replaced and contains roller's files only."""
     try:
         _check(folder, force)
     except OSError as err:
@@ -180,12 +176,12 @@ def _check(folder: Path, force: bool) -> None:
 
 
 def is_filled(folder: Path) -> bool:
-    """Whether something is there that is no empty folder."""
+    """Return whether the path exists and is not an empty folder."""
     return folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
 
 
 def foreign_files(folder: Path) -> list[str] | None:
-    """Return what is in a folder beside the files its manifest names; ``None`` where it is no saved model."""
+    """Return the files in a folder that its manifest does not name; ``None`` if it is no saved model."""
     if folder.is_symlink() or not folder.is_dir():
         return None
     for kind in (SAVED, MODEL_BUNDLE):
@@ -206,7 +202,7 @@ def foreign_files(folder: Path) -> list[str] | None:
 
 
 def _is_own(path: Path, name: str, known: set[str], parents: set[str]) -> bool:
-    """Whether it is a file that is known, or a folder of one: links and pipes of such names are somebody else's."""
+    """Return whether a path is a known file or a parent of one; links and pipes are not."""
     if path.is_symlink():
         return False
     return (name in known and path.is_file()) or (name in parents and path.is_dir())

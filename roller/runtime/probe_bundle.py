@@ -1,7 +1,7 @@
-"""Probes as a folder for a machine elsewhere: plans, sources and images there, times back, resumable.
+"""Bundle of probes for another machine: plans, sources and images; runs can be resumed.
 
-The folder holds ``manifest.json``, per probe ``plans/NAME.json``, ``sources/NAME.cu`` and, where it could be built,
-``images/NAME.bin``, and in ``roller/`` a copy of what runs them: ``python -m roller.runtime.bundle run . --json FILE``.
+The folder holds ``manifest.json``; for each probe ``plans/NAME.json``, ``sources/NAME.cu`` and, if it could be built,
+``images/NAME.bin``; and in ``roller/`` the code for ``python -m roller.runtime.bundle run . --json FILE``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from roller.runtime.resumed import ResumedRun, where_run
 from roller.targets import target_of_language
 
 RESULTS = Kind("roller-probe-results", 1, "the results of a bundle of probes")
-#: What became of cases, by plan and case.
+#: Results by plan and case.
 Results = dict[str, dict[str, Result]]
 
 
 class ProbeBundle(DeviceContainer):
-    """A bundle of probes that was opened; see :class:`~roller.runtime.container.Container`."""
+    """Opened bundle of probes; see :class:`~roller.runtime.container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, PROBES)
@@ -40,14 +40,14 @@ class ProbeBundle(DeviceContainer):
             self.names: list[str] = [row["name"] for row in self.manifest["plans"]]
 
     def verify(self) -> str:
-        """Read every file; return what there is."""
+        """Read every file; describe the contents."""
         plans = [self.plan(name) for name in self.names]
         for plan in plans:
             self.image(plan, build=False)
         return f"{len(plans)} probes, {sum(len(p.cases) for p in plans)} cases for {self.device}"
 
     def check(self, properties: DeviceProperties, handle: DeviceHandle) -> None:
-        """Refuse a device that the plans were not made for."""
+        """Raise if the plans were not made for this device."""
         remedy = f"Use {handle.kind}:{self.device}." if handle.spec else "Write them with --device of its spec."
         self.check_device(f"device '{handle.text}'", properties.name, properties.arch, handle.spec, remedy)
         units = int(self.manifest["units"])
@@ -58,13 +58,13 @@ class ProbeBundle(DeviceContainer):
             )
 
     def plan(self, name: str) -> ProbePlan:
-        """Return a plan."""
+        """Return a plan by name."""
         data = self.json(f"plans/{name}.json")
         with self.fields():
             return ProbePlan.from_dict(data)
 
     def image(self, plan: ProbePlan, *, build: bool = True) -> bytes | str:
-        """Return a plan's kernels, built here where the bundle has only their source; or why there are none."""
+        """Return a plan's compiled kernels, built here if the bundle has source only, or why there are none."""
         file = f"images/{plan.name}.bin"
         if file in self.files:
             return self.read(file)
@@ -77,7 +77,7 @@ class ProbeBundle(DeviceContainer):
 
 
 def built(source: str, language: str, arch: str, options: list[str] | tuple[str, ...]) -> bytes:
-    """Build a probe's source."""
+    """Compile a probe's source."""
     image: bytes = target_of_language(language, "probe").tools().compile_source(source, arch, options)[0]
     return image
 
@@ -92,7 +92,7 @@ def run_probe_bundle(
     pattern: str = "*",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Run a bundle of probes; continue where an earlier, killed run stopped."""
+    """Run a bundle of probes; continue an earlier run that was killed."""
     bundle, start = ProbeBundle(folder), time.monotonic()
     wanted, found = matching(bundle.names, pattern, str(bundle.folder), ArtifactError), Results()
     runner = PlanRunner(handle) if timeout_s is None else PlanRunner(handle, timeout_s)
@@ -127,7 +127,7 @@ def run_plans(
     bundle: ProbeBundle, names: Sequence[str], runner: PlanRunner, known: Results,
     keep: Callable[[str, str, Result], None], say: Callable[[str], None], late: Callable[[], bool],
 ) -> None:  # fmt: skip
-    """Run all cases of some plans that are not known, until it is late; ``keep`` receives plan, case and result."""
+    """Run the unknown cases of some plans until ``late``; ``keep`` receives plan, case and result."""
     for name in names:
         plan = bundle.plan(name)
         if late():
@@ -142,7 +142,7 @@ def results_of(
     bundle: ProbeBundle, names: Sequence[str], results: Mapping[str, Mapping[str, Result]],
     properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what ``roller probe --import`` reads."""
+    """Return the document that ``roller probe --import`` reads."""
     complete = all(c.key in results.get(name, {}) for name in names for c in bundle.plan(name).cases)
     return {
         "complete": complete,

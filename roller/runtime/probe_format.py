@@ -1,7 +1,7 @@
-"""What a GPU probe asks of a device, as plain data: buffers, cases, and what their results must be.
+"""Plans of GPU probes as plain data: buffers, cases and expected results.
 
-A plan travels in a bundle to a machine that has nothing but Python, NumPy and CuPy, and needs no specification
-there: sizes, steps and expected values are decided where it is made.
+A plan runs on a machine with only Python, NumPy and CuPy, without a device specification: sizes, steps and expected
+values are fixed when it is made.
 """
 
 from __future__ import annotations
@@ -15,29 +15,25 @@ from typing import Any, Literal
 
 import numpy as np
 
-#: Steps of the run whose results are compared.
+#: Number of steps of the run whose results are checked.
 CHECK_STEPS = 3
-#: Elements of the random block that a buffer repeats; a prime, so that it never repeats in step with a walk.
+#: Elements of the random block that a buffer repeats; a prime, so that its period never matches a stride.
 PERIOD = 65_521
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What an input buffer holds.
+    """Contents of an input buffer.
 
     Parameters
     ----------
     kind
         ``"ones"``; ``"random"`` integers; ``"small"`` integers from -2 to 2; ``"values"`` repeated; ``"chain"``: a
-        random cycle through words that lie ``pitch`` apart, each holding the byte offset of the next.
+        random cycle through words at distance ``pitch``, each holding the byte offset of the next.
     words
-        32-bit words of the buffer.
-    dtype
-        ``"int32"`` or ``"float32"``.
+        Size in 32-bit words.
     pitch
-        Of a chain.
-    values
-        Of ``"values"``.
+        Distance of a chain's elements, in words.
 
     Examples
     --------
@@ -55,11 +51,11 @@ class Contents:
     values: tuple[float, ...] = ()
 
     def block(self) -> np.ndarray:
-        """Return the words that the buffer repeats from its start; all of it where it repeats nothing."""
+        """Return the words that the buffer repeats from its start, or the whole buffer."""
         return _block(self)
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """Return the words at some places."""
+        """Return the words at some offsets."""
         block = self.block()
         return np.asarray(block[np.asarray(places) % len(block)])
 
@@ -91,31 +87,29 @@ class Case:
     Parameters
     ----------
     key
-        Its name in the plan, e.g. ``"walk_1 warps=64"``.
+        Name in the plan, e.g. ``"walk_1 warps=64"``.
     entry
-        Kernel.
+        Name of the kernel.
     grid, block
-        Blocks, and threads of each.
+        Number of blocks, and threads per block.
     parameters
-        What the kernel finds in ``p[1:]``; ``p[0]`` is the number of steps.
+        Kernel parameters ``p[1:]``; ``p[0]`` is the number of steps.
     seconds
-        Expected time of a step: the first guess of how many are needed, and the time on a null device.
+        Expected time of a step: the first guess for the number of steps, and the time on a null device.
     input
-        Which of the plan's inputs.
+        Index of the input buffer.
     advance
-        ``(place in p, words per step, modulo)``: where the next run must start so that nothing it reads is cached.
+        ``(index in p, words per step, modulo)``: moves the start of the next run so that it reads nothing cached.
     launches
-        A step is a launch of its own.
+        Whether each step is a separate launch.
     cycles_word
-        Word of the output that holds the cycles of the run.
+        Output word that holds the cycles of the run.
     cycles
-        Expected cycles of a step, where they are counted.
+        Expected cycles of a step, if they are counted.
     checks
-        ``((word of the output, its value after CHECK_STEPS steps), ...)``.
+        ``((output word, value after CHECK_STEPS steps), ...)``.
     tolerance
-        Relative, of those values.
-    output_dtype
-        Of the output buffer.
+        Relative tolerance of those values.
     """
 
     key: str
@@ -135,28 +129,26 @@ class Case:
 
     @property
     def threads(self) -> int:
-        """Threads of the launch."""
+        """Total number of threads."""
         return self.grid * self.block
 
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """All cases of one probe, the buffers they share, and the source of their kernels.
+    """All cases of one probe, their shared buffers, and the source of their kernels.
 
     Parameters
     ----------
-    name
-        That of the probe.
     source
-        CUDA C or HIP C++, complete.
+        Complete CUDA C or HIP C++.
     inputs
         Input buffers; a case uses one.
     output_words
-        32-bit words of the output buffer.
+        Size of the output buffer in 32-bit words.
     cases
-        In the order they run.
+        Cases in execution order.
     arch
-        Architecture its kernels must be built for, where that is not the device's own (``"sm_90a"``).
+        Architecture to build for, if it is not the device's own (``"sm_90a"``).
     """
 
     name: str
@@ -172,7 +164,7 @@ class ProbePlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProbePlan:
-        """Rebuild a plan; lists become tuples."""
+        """Build a plan from JSON data; lists become tuples."""
         inputs = tuple(Contents(**{**c, "values": tuple(c["values"])}) for c in data["inputs"])
         cases = tuple(
             Case(**{
@@ -185,5 +177,5 @@ class ProbePlan:
 
     @property
     def key(self) -> str:
-        """SHA-256 over all of it: results belong to the plan they were measured for."""
+        """SHA-256 of the plan, which identifies the results measured for it."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()

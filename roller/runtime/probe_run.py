@@ -1,4 +1,4 @@
-"""Run the plans of probes on a device, case by case, in the process that a fault may end without losing the rest."""
+"""Run the plans of probes on a device, case by case, in a process whose death loses one case only."""
 
 from __future__ import annotations
 
@@ -13,24 +13,16 @@ from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.runtime.probe_format import CHECK_STEPS, Case, ProbePlan
 from roller.runtime.resumed import run_rest
 
-#: Seconds a plan may take to be loaded (an image, gigabytes of buffers), and a case to be checked and timed.
+#: Time limits in seconds for loading a plan (an image, gigabytes of buffers), and for a case.
 LOAD_TIMEOUT_S, CASE_TIMEOUT_S = 60.0, 20.0
-#: What a null device runs.
+#: Image for a null device.
 NO_IMAGE = b"none"
 
 Result = dict[str, Any]
 
 
 class PlanRunner:
-    """Runs plans on one device.
-
-    Parameters
-    ----------
-    handle
-        The device.
-    case_timeout_s
-        Seconds a case may take.
-    """
+    """Run plans on one device, with a time limit per case."""
 
     def __init__(self, handle: DeviceHandle, case_timeout_s: float = CASE_TIMEOUT_S) -> None:
         self.process = DeviceProcess(handle)
@@ -38,7 +30,7 @@ class PlanRunner:
         self._loaded: tuple[str, int] | None = None
 
     def properties(self) -> DeviceProperties:
-        """Return what the device says of itself; see :meth:`DeviceProcess.properties`."""
+        """Return the properties of the device; see :meth:`DeviceProcess.properties`."""
         return self.process.properties()
 
     def close(self) -> None:
@@ -53,7 +45,7 @@ class PlanRunner:
         keep: Callable[[str, Result], None] = lambda key, result: None,
         late: Callable[[], bool] = lambda: False,
     ) -> dict[str, Result]:
-        """Run the cases of a plan that are not known yet."""
+        """Run the unknown cases of a plan; return all results."""
         out, cases = dict(known or {}), {case.key: case for case in plan.cases}
 
         def not_run(key: str, faults: int) -> Result:
@@ -96,7 +88,7 @@ class PlanRunner:
 
 
 def _wrong(case: Case, values: list[float], overrun: str | None) -> str:
-    """Say what is wrong with a case's results; empty where nothing is."""
+    """Describe the error in a case's results; empty if they are right."""
     if overrun:
         return f"wrote {overrun}"
     for (word, expected), value in zip(case.checks, values, strict=True):

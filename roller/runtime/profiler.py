@@ -1,7 +1,7 @@
-"""Check and time candidates on devices that can fail: each device in a process of its own, failures as records.
+"""Check and time candidates on devices that can fail, each in its own process; failures become records.
 
-Every candidate is compared with the float64 reference before it is timed. A candidate that hangs, crashes,
-writes out of bounds or is wrong becomes a record with its reason; its process is replaced and the others go on.
+Every candidate is compared with the float64 reference before it is timed. If one hangs, crashes, writes out of bounds
+or is wrong, its record states the reason, and a new process continues with the others.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from roller.runtime.check import Oracle
 from roller.runtime.inputs import checked_seed
 from roller.runtime.records import Record
 
-#: What a check may take where no clock shall decide: it ends what hangs, not what is slow (seconds).
+#: Time limit in seconds for a check without timing: ends a hanging kernel, not a slow one.
 _PATIENT_S = 3600.0
-#: Seconds the device may take to allocate and fill the inputs.
+#: Time limit in seconds for allocating and filling the inputs.
 _PREPARE_TIMEOUT_S = 120.0
-#: A candidate whose warm first run takes more than this many times the best median is dropped.
+#: Candidates are dropped if their warm first run exceeds this multiple of the best median.
 _DROP_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """How to profile.
+    """Options of profiling.
 
     Parameters
     ----------
     seed
         Seed of inputs and of the compared points.
     timeout_s
-        Seconds one candidate may take to be checked (and again to be timed) before its process is stopped.
+        Time limit of one candidate's check, and again of its timing, before its process is stopped.
     time_s
         Seconds of timing per candidate.
     budget_s
-        Seconds for all candidates together; those not reached stay ``built``. The first one is always run.
+        Seconds for all candidates; those not reached stay ``built``. The first one always runs.
     whole_points
-        Stage points up to which every output element is compared; the check's own number when ``None``.
+        Stage points up to which every output element is compared; the default of the check if ``None``.
     timed
         Whether correct candidates are timed.
     """
@@ -62,7 +62,7 @@ class ProfileOptions:
     timed: bool = True
 
     def __post_init__(self) -> None:
-        """Reject what no run can honour; a limit of infinity is none."""
+        """Raise on invalid numbers; an infinite limit means none."""
         checked_seed(self.seed)
         for name in ("timeout_s", "time_s"):
             number(getattr(self, name), name, above=0.0, infinite=name != "time_s", expected="a number above 0")
@@ -73,19 +73,7 @@ class ProfileOptions:
 
 
 class Subject:
-    """One expression under test: its inputs by rule, its reference at sampled points.
-
-    Parameters
-    ----------
-    expression
-        The user's expression.
-    seed
-        Seed of inputs and points.
-    oracle
-        The reference on these very inputs, where it was computed elsewhere.
-    whole_points
-        See :class:`ProfileOptions`.
-    """
+    """Expression under test: periodic inputs, and a reference at sampled points."""
 
     def __init__(
         self, expression: TensorExpr, seed: int = 0, oracle: Oracle | None = None, whole_points: int | None = None
@@ -95,25 +83,17 @@ class Subject:
 
     @cached_property
     def oracle(self) -> Oracle:
-        """The reference; computed on first use, which may take a second."""
+        """The reference, computed on first use, which may take a second."""
         inputs = periodic_inputs(self.expression, self.seed)
         return self._oracle or Oracle(self.expression, inputs, self.seed, whole_points=self._whole_points)
 
     def cover(self, artifacts: Mapping[str, KernelArtifact]) -> None:
-        """Compare also where the tiles of these candidates begin and end."""
+        """Also compare at the tile boundaries of these candidates."""
         self.oracle.cover((a.program for a in artifacts.values()), periodic_inputs(self.expression, self.seed))
 
 
 class ProfilerSession:
-    """One device and the subject its process is prepared for.
-
-    Parameters
-    ----------
-    handle
-        The device.
-    options
-        See :class:`ProfileOptions`.
-    """
+    """Device process and the subject that it is prepared for."""
 
     def __init__(self, handle: DeviceHandle, options: ProfileOptions) -> None:
         self.process = DeviceProcess(handle)
@@ -129,7 +109,7 @@ class ProfilerSession:
         best_s: float | None,
         timed: bool = True,
     ) -> Record:
-        """Check one candidate, and time it where it is correct."""
+        """Check one candidate, and time it if it is correct."""
         options, build_s = self._options, artifact.build.get("seconds")
         try:
             self._prepare(subject)
@@ -150,7 +130,7 @@ class ProfilerSession:
         return Record(candidate_id, status, outcome.doubt, reply["median_s"], build_s, reply.get("spread_s"))
 
     def _prepare(self, subject: Subject) -> None:
-        """Tell the process what is computed next, unless this very process knows."""
+        """Send the subject to the process unless it has it already."""
         count = sum(map(len, subject.oracle.points))
         if self._prepared == (subject, self.process.generation, count) and self.process.alive:
             return
@@ -165,20 +145,16 @@ class ProfilerSession:
 
 
 class Bench:
-    """One device and one expression, for several rounds of candidates; a context manager.
+    """Context manager for several rounds of candidates of one expression on one device.
 
     Parameters
     ----------
-    expression
-        The user's expression: the oracle.
     device
-        Opened when the first candidate is there.
-    seed
-        Seed of inputs and of the compared points.
+        Device, opened with the first candidate.
     oracle
-        The reference on these very inputs, where it was computed elsewhere.
+        Reference on these inputs, if it was computed elsewhere.
     session
-        An opened device that several expressions take in turn, and that its owner closes.
+        Opened device shared by several expressions; its owner closes it.
     """
 
     def __init__(
@@ -195,7 +171,7 @@ class Bench:
         self._judged = 0
 
     def profile(self, artifacts: Mapping[str, KernelArtifact], timed: bool = True) -> dict[str, Record]:
-        """Check candidates, and time the correct ones where asked; a record per id, in their order."""
+        """Check candidates, and with ``timed`` time the correct ones; return a record per id, in their order."""
         if artifacts and not self._judged:
             self._session.process.properties()
         self._subject.cover(artifacts)
@@ -207,7 +183,7 @@ class Bench:
         return records
 
     def properties(self) -> DeviceProperties:
-        """Return what the device says of itself; :class:`LaunchError` where it cannot be opened."""
+        """Return the properties of the device; raise :class:`LaunchError` if it cannot be opened."""
         return self._session.process.properties()
 
     def __enter__(self) -> Bench:
@@ -225,7 +201,7 @@ def profile(
     options: ProfileOptions | None = None,
     on_record: Callable[[Record], None] | None = None,
 ) -> dict[str, Record]:
-    """Check and time the candidates of one expression.
+    """Check and time the candidates of one expression on several devices.
 
     Examples
     --------
@@ -260,7 +236,7 @@ def profile(
 
 
 class _Run:
-    """The queue several devices take candidates from."""
+    """Queue from which several devices take candidates."""
 
     def __init__(
         self,
@@ -275,12 +251,12 @@ class _Run:
         self._best_s: float | None = None
         self._lock = threading.Lock()
         self._start = time.monotonic()
-        # Computed here once: two threads would compute it twice, and the clock below does not run for it.
+        # Computed here so that two threads do not compute it twice, and outside the budget.
         if artifacts:
             subject.cover(artifacts)
 
     def work(self, session: ProfilerSession) -> None:
-        """Take candidates until none is left."""
+        """Process candidates until the queue is empty."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -301,7 +277,7 @@ class _Run:
                     self._on_record(record)
 
     def stop(self) -> None:
-        """Leave what is waiting; for an interrupt."""
+        """Empty the queue after an interrupt."""
         with self._lock:
             self._waiting.clear()
 

@@ -1,4 +1,4 @@
-"""Whether times that were measured beside other programs tell which of several kernels is faster."""
+"""Decide whether noisy times are far enough apart to rank kernels."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 import random
 from collections.abc import Sequence
 
-#: Times that were measured between disturbances are apart from the quiet ones by so much (one sigma, relative): other
-#: programs leave caches, clocks and worker threads behind as these would not be otherwise.
+#: Relative standard deviation of times measured between disturbances from quiet ones: other programs change the state
+#: of caches, clocks and worker threads.
 NOISE = 0.04
-#: Rank correlation that a ranking must have to be told, the share of draws that must reach it, and how many are drawn.
+#: Rank correlation required of a ranking, share of random draws that must reach it, and number of draws.
 TOLD, SURE, _DRAWS = 0.8, 0.9, 100
 
 
 def is_told(seconds: Sequence[float], noise: float = NOISE) -> bool:
-    """Whether a ranking by times with this noise agrees with a second one, surely enough.
+    """Return whether a ranking by times with this noise would be reproduced with sufficient probability.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def is_told(seconds: Sequence[float], noise: float = NOISE) -> bool:
         return True
     draw, logs = random.Random(0), [math.log(max(s, 1e-12)) for s in seconds]
     own = _ranks(logs)
-    # Both the times at hand and those they would be held against are draws around the truth: the variances add up.
+    # Both the given times and those of a repetition vary around the true ones, so their variances add up.
     apart = math.sqrt(2) * noise
     drawn = (_correlation(own, _ranks([x + draw.gauss(0.0, apart) for x in logs])) for _ in range(_DRAWS))
     return sum(c >= TOLD for c in drawn) >= SURE * _DRAWS

@@ -1,11 +1,11 @@
-"""Records: what became of every candidate; failure is a value, never an exception for the others."""
+"""Records of candidates: a failure is a value, never an exception for the others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: What may become of a candidate, and what each word means to whoever reads it in a table.
+#: Statuses of a candidate and their meanings.
 STATUSES = {
     "built": "compiled, not run",
     "checked": "correct, not timed",
@@ -21,24 +21,24 @@ STATUSES = {
 
 @dataclass(frozen=True)
 class Record:
-    """The outcome of one candidate.
+    """Outcome of one candidate.
 
     Parameters
     ----------
     candidate_id
-        Identity of the candidate (for example its program's digest).
+        Identity of the candidate, for example its program's digest.
     status
         One of :data:`STATUSES`.
     reason
-        Why it failed, why its time is doubtful, why one that works may be wrong nevertheless, or an empty string.
+        Why it failed, why its time is doubtful, or why a working candidate may still be wrong; else empty.
     measured_s
-        Median seconds per call, where it was timed.
+        Median seconds per call, if it was timed.
     build_s
-        Seconds its build took, where it was built.
+        Seconds of its build, if it was built.
     spread_s
-        Interquartile range of the samples behind ``measured_s``, where several were taken.
+        Interquartile range of the samples of ``measured_s``, if there were several.
     tied
-        Why a time that is right does not tell its rank among those it was compared with; empty where it does.
+        Why a correct time does not determine its rank; empty if it does.
     """
 
     candidate_id: str
@@ -50,14 +50,14 @@ class Record:
     tied: str = ""
 
     def __post_init__(self) -> None:
-        """Reject a status nobody would recognise."""
+        """Raise on an unknown status."""
         if self.status not in STATUSES:
             known = list(STATUSES)
             raise ValueError(f"record '{self.candidate_id}': unknown status '{self.status}'. Use one of {known}.")
 
     @property
     def ok(self) -> bool:
-        """Whether the candidate works as far as it was tried."""
+        """Whether the candidate passed everything that was tried."""
         return self.status in ("built", "checked", "measured", "slower", "doubtful")
 
 

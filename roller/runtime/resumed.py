@@ -1,4 +1,4 @@
-"""Runs that survive a kill at any moment: a journal of what was done so far, and results that are added to."""
+"""Runs that survive a kill at any moment: a journal of finished items, and results that grow."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from roller.runtime.container import Kind
 from roller.runtime.journal import JournalFile
 
 T = TypeVar("T")
-#: Items of a group that hang before the rest of it is left out: each costs the time limit and a new process.
+#: Faulty items after which the rest of a group is skipped; each costs the time limit and a new process.
 _MOST_FAULTS = 2
 
 
 @contextmanager
 def _rows_of(path: Path) -> Iterator[Path]:
-    """Refuse as damaged what the rows of a file make fail."""
+    """Turn errors from the rows of a file into an :class:`ArtifactError`."""
     try:
         yield path
     except ArtifactError:
@@ -34,25 +34,25 @@ def _rows_of(path: Path) -> Iterator[Path]:
 
 
 class ResumedRun:
-    """A run of what a container holds, of which nothing that was done is lost or done again, whoever kills it.
+    """Run over the items of a container that can be killed and resumed without loss or repetition.
 
     Parameters
     ----------
     out
-        Final results; the journal lies beside them until all is done. Earlier ones of the same run are added to.
+        File of the final results, beside the journal; earlier results of the same run are extended.
     kind
-        Of the results.
+        Kind of the results document.
     header
-        What the run is of; results and journals of another run are refused.
+        Identifies the run; results and journals of another run are refused.
     take
-        Called with every row that is known: of earlier results, of the journal, and as each is kept.
+        Called with every known row: of earlier results, of the journal, and each new one.
     rows
-        Earlier results -> the rows of the journal that they were made of.
+        Converts earlier results to journal rows.
 
     Raises
     ------
     ArtifactError
-        Where earlier results or the journal are damaged, or of another run, or cannot be written.
+        If earlier results or the journal are damaged, of another run, or cannot be written.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class ResumedRun:
             self._journal = JournalFile(journal, header, take)
 
     def keep(self, row: Mapping[str, Any]) -> None:
-        """Keep one row; it is on disk when this returns."""
+        """Store one row; it is on disk when this returns."""
         self._journal.append(row)
         self._journal.sync()
         self._take(dict(row))
 
     def run(self, work: Callable[[], None], body: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Do the work that is left, and write the results of what was done, also where it was interrupted."""
+        """Do the remaining work and write the results, also after an interrupt."""
         try:
             work()
         finally:
@@ -86,7 +86,7 @@ class ResumedRun:
         return results
 
     def finish(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the results, and remove the journal where they are ``complete``; return them as a reader sees them."""
+        """Write and return the results; remove the journal if they are ``complete``."""
         results = self._kind.write(self._out, {**self.header, **body})
         self._journal.close(remove=results["complete"])
         return results
@@ -96,7 +96,7 @@ def run_rest(
     names: Iterable[str], known: Container[str], run: Callable[[str], T], *, late: Callable[[], bool],
     faulty: Callable[[T], bool], not_run: Callable[[str, int], T], faults: int = 0,
 ) -> Iterator[tuple[str, T]]:  # fmt: skip
-    """Yield the results of the items of a group that are not known, until it is late; few faults end the runs."""
+    """Yield the results of unknown items until ``late``; after a few faults, skip the rest with ``not_run``."""
     for name in names:
         if name in known:
             continue
@@ -108,7 +108,7 @@ def run_rest(
 
 
 def where_run() -> dict[str, Any]:
-    """Return what results say of the machine they were measured on, and when."""
+    """Return versions, host and time for a results document."""
     versions = {"roller": sys.modules["roller"].__version__, "python": platform.python_version(),
                 "numpy": np.__version__}  # fmt: skip
     return {"versions": versions, "host": host_fingerprint(), "finished_at": time.time()}

@@ -1,13 +1,8 @@
-"""Which elements of an output are compared: all of a small one, of a large one those where kernels change their ways.
+"""Choose the output elements to compare: all of a small output; of a large one, those at boundaries.
 
-A kernel is wrong in pieces: a tile, a task, a vector's tail, a run between two jumps of an index. Both elements at
-every boundary of a piece are taken: of quotients, remainders and guards of the expression's own indices (those of
-intermediate stages where the output reads them), of tiles, tasks and shifted last tiles of the candidate's program.
-An axis with more pieces than :data:`_POSITIONS` has the first, the last and some between. Every position is met with
-others of the other axes at least once (a covering array of strength one), besides all corners and random points.
-
-Cost: at most :data:`_WORK` points of all stages together, but for expressions whose single outputs are so deep that
-:data:`_FEWEST` points need more; ``_PROGRAM_WORK`` more for the programs of one round of candidates.
+A kernel is wrong in pieces (a tile, a vector's tail, an index range), so both elements at every boundary are taken:
+of quotients, remainders and guards in the expression's indices, and of tiles and tasks of the program. Positions of
+the axes are combined by a covering array of strength one, with all corners and random points.
 """
 
 from __future__ import annotations
@@ -23,22 +18,22 @@ from roller.tile.program import RProgram
 
 #: Stage points (spatial x reduction) up to which every output element is compared.
 _WHOLE_POINTS = 1 << 19
-#: Stage points that the sample of one expression may touch, and what the programs of one round add.
+#: Stage points that the sample of one expression may evaluate, and those that the programs of one round add.
 _WORK, _PROGRAM_WORK = 1 << 21, 1 << 19
-#: Elements compared of a large output, whatever they cost; and at most.
+#: Fewest elements compared of a large output, whatever they cost, and most.
 _FEWEST, _MOST = 320, 896
-#: Elements a program adds.
+#: Fewest and most elements that a program adds.
 _FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM = 24, 160
-#: Positions per axis at which something may begin or end.
+#: Most boundary positions per axis; of more pieces, the first, the last and some between are taken.
 _POSITIONS = 128
-#: Lanes of vectors, on any device.
+#: Vector lanes of all devices.
 _LANES = (2, 4, 8, 16, 32, 64)
 
 Positions = dict[str, set[int]]
 
 
 def whole(expr: TensorExpr, most_points: int | None = None) -> bool:
-    """Whether every element of the outputs is compared: up to ``most_points`` stage points, 2^19 by default."""
+    """Return whether every output element is compared: up to ``most_points`` stage points, 2^19 by default."""
     return sum(s.points for s in expr.stages) <= (most_points or _WHOLE_POINTS)
 
 
@@ -48,7 +43,7 @@ def every_point(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def points_of(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return coordinates ``(P, rank)`` per output, each once: boundaries of its indices, and random ones."""
+    """Return distinct coordinates ``(P, rank)`` per output: at boundaries of its indices, and random ones."""
     found = boundaries(expr, rng)
     out = {}
     for s in (s for s in expr.stages if s.name in expr.outputs):
@@ -61,7 +56,7 @@ def points_of(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarra
 def points_of_program(
     program: RProgram, expr: TensorExpr, rng: np.random.Generator, programs: int = 1
 ) -> dict[str, np.ndarray]:
-    """Return coordinates per output of ``expr`` at which tiles of a program begin or end."""
+    """Return coordinates per output of ``expr`` at the tile boundaries of a program."""
     form, out = program.expr, {}
     found = boundaries(form, rng)
     tiles = {
@@ -83,10 +78,7 @@ def points_of_program(
 
 
 def boundaries(expr: TensorExpr, rng: np.random.Generator) -> dict[str, Positions]:
-    """Return, per stage and axis, positions at which a piece of some index begins.
-
-    Those of a stage that another one reads are its reader's too, at the places where that one reads them.
-    """
+    """Return, per stage and axis, positions at which a piece of an index begins, including the stages it reads."""
     found: dict[str, Positions] = {}
     for s in expr.stages:
         mine = found[s.name] = {a.name: set() for a in s.axes}
@@ -107,7 +99,7 @@ def boundaries(expr: TensorExpr, rng: np.random.Generator) -> dict[str, Position
 def _inherited(
     producer: Stage, theirs: Positions, index: Sequence[Index], extents: Mapping[str, int], mine: Positions
 ) -> None:
-    """Add where a reader's index passes the boundaries of the axes of what it reads."""
+    """Add the positions at which a reader's index crosses boundaries of its producer."""
     for stored, read in zip(producer.store, index, strict=True):
         if len(stored.terms) == 1 and stored.terms[0].is_affine:
             t = stored.terms[0]
@@ -116,11 +108,11 @@ def _inherited(
 
 
 def _crossed(index: Index, edge: int, extents: Mapping[str, int], mine: Positions) -> None:
-    """Add the positions of each axis from which ``index`` is beyond ``edge``, the other axes at either end."""
+    """Add the positions of each axis at which ``index`` passes ``edge``, with the other axes at either end."""
     for t in index.terms:
         rest = Index(tuple(u for u in index.terms if u is not t), index.const).range(extents)
         for other in set(rest):
-            # Of a remainder's periods the first and the last stand for all; where they begin are boundaries anyway.
+            # The first and last period of a remainder represent all; their beginnings are boundaries already.
             at = -((other - edge) // abs(t.coef)) * (1 if t.coef > 0 else -1) if t.coef else 0
             mine[t.axis] |= {at * t.div, (at + 1) * t.div}
             if t.mod:
@@ -141,10 +133,8 @@ def _multiples(period: int, extent: int, rng: np.random.Generator) -> set[int]:
 
 
 def _ends_of_tiles(sizes: Iterable[int], extent: int, rng: np.random.Generator) -> set[int]:
-    """Return where tiles of any of ``sizes`` begin: the first, the last, one between, and a last one shifted back.
-
-    Templates shrink a tile so that all are about equal, and whole vectors: 56 by 48 are two tiles of 32.
-    """
+    """Return where tiles of any of ``sizes`` begin: the first, the last, a random one, and a last one shifted back."""
+    # Templates shrink tiles to nearly equal sizes in whole vectors: 56 by 48 becomes two tiles of 32.
     out: set[int] = set()
     for size in {min(s, extent) for s in sizes} - {extent}:
         even = -(-extent // -(-extent // size))
@@ -155,7 +145,7 @@ def _ends_of_tiles(sizes: Iterable[int], extent: int, rng: np.random.Generator) 
 
 
 def _near(positions: set[int], extent: int, rng: np.random.Generator) -> np.ndarray:
-    """Return both elements at every position, and the ends of an axis as vectors of any width see them."""
+    """Return both elements at every position, and the ends of the axis for vectors of any width."""
     kept = {0, 1, extent // 2, extent - 2, extent - 1}
     for lanes in _LANES:
         kept |= {extent // lanes * lanes - 1, extent // lanes * lanes, lanes - 1, lanes}
@@ -168,7 +158,7 @@ def _near(positions: set[int], extent: int, rng: np.random.Generator) -> np.ndar
 
 
 def _chosen(s: Stage, at: Mapping[str, np.ndarray], count: int, scattered: int, rng: np.random.Generator) -> np.ndarray:
-    """Return up to ``count`` points of a stage's output at the positions of its axes, ``scattered`` ones besides."""
+    """Return up to ``count`` points of a stage's output at the axes' positions, including ``scattered`` random ones."""
     axes = s.spatial_axes
     if not axes or not s.store:
         return np.zeros((1, len(s.output.shape)), np.int64)
@@ -177,7 +167,7 @@ def _chosen(s: Stage, at: Mapping[str, np.ndarray], count: int, scattered: int, 
     rounds = max(1, (count - scattered - len(corners)) // length)
     covers = []
     for _ in range(min(rounds, 8)):
-        # Each column runs through its positions in an order of its own.
+        # Each column permutes its positions independently.
         columns = [np.resize(rng.permutation(at[a.name]), length) for a in axes]
         covers.append(np.stack(columns, axis=1))
     cover = np.concatenate(covers)
@@ -191,5 +181,5 @@ def _chosen(s: Stage, at: Mapping[str, np.ndarray], count: int, scattered: int, 
 
 
 def _depth(expr: TensorExpr, s: Stage) -> int:
-    """Return points of all stages behind one element of an output."""
+    """Return the stage points needed for one output element."""
     return max(1, math.ceil(sum(t.points for t in expr.stages) / max(1, s.output.elements)))

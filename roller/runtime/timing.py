@@ -1,7 +1,7 @@
-"""Timing of kernels: medians of batched calls in windows nobody disturbed, one kernel at a time.
+"""Timing of kernels: medians of batched calls in undisturbed windows, one kernel at a time.
 
-Windows that lost time to others do not count (:mod:`roller.runtime.clock`). Where too few are left, or blocks of them
-disagree, more are taken for a bounded number of seconds; a time that is not settled then is doubtful, and says why.
+Disturbed windows do not count (:mod:`roller.runtime.clock`). If too few are left, or blocks of them disagree, more are
+taken for a bounded time; a time that is still unsettled is doubtful, with a reason.
 """
 
 from __future__ import annotations
@@ -16,25 +16,32 @@ from roller.runtime.disturbance import Disturbance
 from roller.runtime.ranking import NOISE, is_told
 from roller.runtime.windows import LONG_S, MIN_SAMPLE_S, REST_S, WINDOW_S, Patience, Series, Timing, calls_of, spell
 
-#: A first run may take so many times a warm one, whose workspace has been touched before.
+#: Largest ratio of a cold first run to a warm one, whose workspace has been touched before.
 _COLD = 3.0
-#: Turns of every finalist.
+#: Fewest and most rounds of the final.
 _ROUNDS, _MOST_ROUNDS = 7, 60
-#: Part of its seconds that a candidate is timed for before the final, which decides.
+#: Share of a candidate's budget that is spent before the final.
 _HEAT = 1 / 3
-#: Looks at a candidate's first runs before a disturbed one decides that it is dropped.
+#: Most first runs of a candidate before a disturbed one may drop it.
 _LOOKS = 8
-#: Share that a hypervisor may take of the time of a long kernel, which no window can avoid.
+#: Largest acceptable share of time taken by the hypervisor from a long kernel, which no window can avoid.
 STOLEN = 0.1
-#: Seconds that may be spent beyond the budget of a comparison to find quiet windows.
+#: Seconds beyond the budget of a comparison that may be spent to find quiet windows.
 PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One bare call, and how long its first run took (the one that was checked; page faults and all).
+    """Kernel call to time.
 
-    ``threads`` is how many it runs on, ``first_quiet`` whether nobody disturbed the first run.
+    Parameters
+    ----------
+    first_s
+        Seconds of its first run, the checked one, including page faults.
+    threads
+        Number of threads that it runs on.
+    first_quiet
+        Whether the first run was undisturbed.
     """
 
     name: str
@@ -54,7 +61,7 @@ def measure(
     clock: Clock | None = None,
     patience: Patience | None = None,
 ) -> Timing:
-    """Return the median time of ``run`` in windows nobody disturbed.
+    """Return the median time of ``run``, which must finish its work before it returns, over undisturbed windows.
 
     Examples
     --------
@@ -89,12 +96,9 @@ def compare(
     patience_s: float = PATIENCE_S,
     expected: int = 1,
 ) -> dict[str, Timing]:
-    """Time several candidates alone, one after another, then the best few in turn.
-
-    A candidate whose first run (or warm run, where it is short) takes more than ``drop_factor`` times the best median
-    so far keeps that single time and is dropped: a loser does not earn a careful measurement. The ``finalists`` best
-    run in turn at the end, so that a disturbance during one of them does not decide.
-    """
+    """Time candidates one after another, then the best few in turn."""
+    # A candidate whose first run (or warm run, if it is short) exceeds drop_factor times the best median keeps that
+    # single time and is dropped. The finalists run in turn, so that a disturbance of one does not decide.
     if clock is None:
         own = system_clock()
         try:
@@ -114,11 +118,11 @@ def compare(
         out[c.name] = _alone(c, best, drop_factor, _HEAT * budget_s, clock, alone)
         alone.pass_on()
         if out[c.name].complete:
-            ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # the others may be forgotten
+            ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # frees the other kernels
     if len(ahead) > 1 and out[ahead[0].name].median_s <= LONG_S:
         known = {c.name: out[c.name].median_s for c in ahead}
         out.update(_final(ahead, list(known.values()), budget_s, clock, together))
-        # Times that were taken twice say how far those are off that were taken once.
+        # Repeated times show the error of the single ones.
         noise = max(noise, *(abs(math.log(out[n].median_s / s)) for n, s in known.items()))
     if clock.trusting:
         return out
@@ -126,7 +130,7 @@ def compare(
 
 
 def _alone(c: Contender, best: float, drop_factor: float, heat_s: float, clock: Clock, patience: Patience) -> Timing:
-    """Time one candidate, or drop it after a look."""
+    """Time one candidate, or drop it after its first runs."""
     clock.attend()
     first = _glance(c, best, drop_factor, clock, patience)
     if first.wall_s > drop_factor * best and first.wall_s > MIN_SAMPLE_S:
@@ -135,9 +139,9 @@ def _alone(c: Contender, best: float, drop_factor: float, heat_s: float, clock: 
     if first.wall_s <= LONG_S:
         return measure(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
     once = spell(c.run, clock)
-    if once.wall_s < LONG_S / _COLD:  # the first run was cold and tells nothing of it
+    if once.wall_s < LONG_S / _COLD:  # the first run was cold and is no measure of it
         return measure(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
-    if once.quiet:  # the first run may have been cold: it bounds this one, and is no second opinion
+    if once.quiet:  # the first run may have been cold: an upper bound, not a second measurement
         return Timing(once.wall_s, min(once.wall_s, first.wall_s), 1, 1, least_s=once.wall_s)
     series = Series(c.run, clock, 1, 2, [once])
     while not series.windows[-1].quiet and patience.lasts():
@@ -150,10 +154,8 @@ def _alone(c: Contender, best: float, drop_factor: float, heat_s: float, clock: 
 
 
 def _glance(c: Contender, best: float, drop_factor: float, clock: Clock, patience: Patience) -> ClockSample:
-    """Return the fastest of a candidate's first runs, a quiet one where there is any.
-
-    The run that was checked counts for a long one; one that may be cold gets a warm one before it loses.
-    """
+    """Return the fastest of a candidate's first runs, a quiet one if possible."""
+    # The checked run counts for a long kernel; if it may have been cold, a warm run follows before the kernel loses.
     first = ClockSample(c.first_s, 0.0 if c.first_quiet else c.first_s)
     if c.first_s > LONG_S:
         if first.quiet and not drop_factor * best < c.first_s < _COLD * best:
@@ -171,7 +173,7 @@ def _glance(c: Contender, best: float, drop_factor: float, clock: Clock, patienc
 def _final(
     ahead: Sequence[Contender], known_s: Sequence[float], budget_s: float, clock: Clock, patience: Patience
 ) -> dict[str, Timing]:
-    """Time the contenders in turn: as many rounds as the budget allows, and more where they were disturbed."""
+    """Time the contenders in turn for as many rounds as the budget allows, and more after disturbances."""
     series = {}
     for c, seconds in zip(ahead, known_s, strict=True):
         series[c.name] = Series(c.run, clock, calls_of(seconds, 2 * WINDOW_S))
@@ -190,24 +192,22 @@ def _final(
 
 
 def _turn(series: Series, seconds: float) -> None:
-    """Take a window; a short call has others' data and code out of the way first."""
+    """Take a window; first run a short kernel once, to refill caches after the other kernels."""
     if seconds < WINDOW_S:
         series.run()
     series.take()
 
 
 def _surely_slower(out: dict[str, Timing], drop_factor: float) -> dict[str, Timing]:
-    """Drop the doubtful ones that lose even without what others took from them."""
+    """Drop doubtful candidates that lose even without their lost time."""
     best = min((t.median_s for t in out.values() if t.complete and not t.doubt), default=float("inf"))
     lost = {n: t for n, t in out.items() if t.doubt and t.least_s > drop_factor * best}
     return out | {n: replace(t, complete=False, doubt="") for n, t in lost.items()}
 
 
 def _explained(out: dict[str, Timing], threads: dict[str, int], found: Disturbance, noise: float) -> dict[str, Timing]:
-    """Say with every doubtful time what disturbed it; doubt those others slowed down from beside as well.
-
-    ``noise`` is by how much times are off that are right on average: where others ran, it decides who has a rank.
-    """
+    """Add the cause to every doubtful time; also doubt times slowed down through shared cores."""
+    # noise is the average relative error of undoubted times; with it, times too close to each other get no rank.
     cause = str(found) or "something the system does not count"
     explained = {}
     for name, timing in out.items():

@@ -1,4 +1,4 @@
-"""Windows of a kernel's calls: which of them nobody disturbed, and whether these agree on a time."""
+"""Timing windows of a kernel: which are undisturbed, and whether they agree."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ from dataclasses import dataclass, field
 
 from roller.runtime.clock import Clock, ClockSample
 
-#: A sample shorter than this is dominated by the clock and the call (seconds).
+#: Seconds below which a sample is dominated by the clock and the call.
 MIN_SAMPLE_S = 50e-6
-#: Seconds of a window of short calls: far shorter than a scheduler's time slice, long against reading the counters.
+#: Seconds of a window of short calls: far shorter than a scheduler's time slice, far longer than reading counters.
 WINDOW_S = 2e-4
-#: A kernel longer than this needs no warm run, and few samples (seconds).
+#: Seconds from which a kernel needs no warm run and few samples.
 LONG_S = 0.02
-#: Medians of blocks of windows agree where they are apart by no more than this; blocks of one series.
+#: Largest relative difference of block medians that agree; number of blocks of a series.
 AGREE, _BLOCKS = 0.15, 5
-#: Calls of a window, however short they are.
+#: Most calls of a window.
 _MOST_CALLS = 10_000
-#: Seconds to rest after a disturbed window: a scheduler lets whoever has rested run first.
+#: Seconds to sleep after a disturbed window; the scheduler prefers a rested thread.
 REST_S = 4e-3
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call: the median of ``samples`` batches of ``calls`` calls.
+    """Seconds per call: median of ``samples`` batches of ``calls`` calls.
 
-    ``complete`` is ``False`` for a candidate that was dropped after one run. ``doubt`` says in one sentence why the
-    time may be wrong, empty where it was measured undisturbed; ``least_s`` is what it takes at least, whatever
-    disturbed it: the seconds that nobody took from it. ``tied`` says why a time that is right does not tell its rank:
-    those it was compared with are too close for a busy machine.
+    Parameters
+    ----------
+    complete
+        ``False`` for a candidate that was dropped after one run.
+    doubt
+        Why the time may be wrong; empty if it was measured undisturbed.
+    least_s
+        Lower bound of the time, without the seconds lost to others.
+    tied
+        Why a correct time does not determine its rank: the others are too close for a busy machine.
     """
 
     median_s: float
@@ -43,17 +49,15 @@ class Timing:
 
 
 class Patience:
-    """Seconds beyond any budget, which all measurements of a comparison share.
+    """Extra seconds beyond the budget, shared by the measurements of a comparison.
 
     Parameters
     ----------
-    clock
-        What they are counted with.
     seconds
-        How many there are.
+        Total extra seconds.
     shares
-        How many measurements are expected: each has an equal share, and what those before it left. What one takes
-        beyond its share, because its last try was long, the next ones lack.
+        Expected number of measurements. Each has an equal share plus what earlier ones left; an overrun of the last try
+        is deducted from the next shares.
     """
 
     def __init__(self, clock: Clock, seconds: float, shares: int = 1) -> None:
@@ -62,13 +66,13 @@ class Patience:
         self._until: float | None = None
 
     def pass_on(self) -> None:
-        """Begin the share of the next measurement; one more than were expected has what is left."""
+        """Start the next measurement's share of time; an extra one gets the remainder."""
         self.pause()
         if self._later:
             self._left_s, self._later = self._left_s + self._share_s, self._later - 1
 
     def lasts(self) -> bool:
-        """Whether more may be tried; what follows is on its account until :meth:`pause`."""
+        """Return whether time is left; start counting until :meth:`pause`."""
         if self._until is None:
             self._until = self._clock.now() + self._left_s
         return self._clock.now() < self._until
@@ -81,16 +85,14 @@ class Patience:
 
 @dataclass
 class Series:
-    """Windows of one kernel, as they come.
+    """Timing windows of one kernel.
 
     Parameters
     ----------
-    run, clock
-        One call, and what it is timed with.
     calls
-        Calls of a window.
+        Number of calls in a window.
     needed
-        Quiet windows it takes at least.
+        Fewest quiet windows for a result.
     """
 
     run: Callable[[], object]
@@ -100,10 +102,8 @@ class Series:
     windows: list[ClockSample] = field(default_factory=list)
 
     def take(self) -> ClockSample:
-        """Time one window. Where it shows that the number of calls was taken from a disturbed run, begin anew.
-
-        A series has a window from then on, whenever patience ends.
-        """
+        """Time one window; restart the series if the number of calls was chosen from a disturbed run."""
+        # The series is never empty afterwards, whenever the extra seconds end.
         found = spell(self.run, self.clock, self.calls)
         while found.wall_s < MIN_SAMPLE_S / 2 and self.calls < _MOST_CALLS:
             self.calls = calls_of(found.wall_s / self.calls, WINDOW_S)
@@ -113,7 +113,7 @@ class Series:
         return found
 
     def retry(self) -> None:
-        """Take another window after a disturbed one, rested and warm."""
+        """Take another window after a disturbed one, with a pause and a warm run."""
         if self.windows and not self.windows[-1].quiet:
             self.clock.rest(REST_S)
             if self.windows[-1].wall_s <= LONG_S:
@@ -122,16 +122,16 @@ class Series:
 
     @property
     def quiet(self) -> list[float]:
-        """Seconds per call of the windows nobody disturbed, in the order they were taken."""
+        """Seconds per call of the undisturbed windows, in order."""
         return [w.wall_s / self.calls for w in self.windows if w.quiet]
 
     def settled(self) -> bool:
-        """Whether there are enough quiet windows, and blocks of them agree."""
+        """Return whether there are enough quiet windows and their blocks agree."""
         quiet = self.quiet
         return len(quiet) >= self.needed and (self.clock.trusting or _apart(quiet) <= AGREE)
 
     def timing(self) -> Timing:
-        """Return the median of the quiet windows that agree with the fastest; of the best there are in doubt."""
+        """Return the median of the quiet windows that agree with the fastest; otherwise the best time with a doubt."""
         every = [w.wall_s / self.calls for w in self.windows]
         quiet = self.quiet
         if self.settled():
@@ -146,7 +146,7 @@ class Series:
 
 
 def spell(run: Callable[[], object], clock: Clock, calls: int = 1) -> ClockSample:
-    """Time some calls together."""
+    """Time some calls as one sample."""
     clock.begin()
     for _ in range(calls):
         run()
@@ -154,19 +154,19 @@ def spell(run: Callable[[], object], clock: Clock, calls: int = 1) -> ClockSampl
 
 
 def calls_of(once_s: float, window_s: float) -> int:
-    """Return the calls that fill a window."""
+    """Return the number of calls that fill a window."""
     return max(1, min(_MOST_CALLS, round(window_s / max(once_s, 1e-9))))
 
 
 def _medians(values: Sequence[float]) -> list[float]:
-    """Return the medians of blocks of values that follow each other."""
+    """Return the medians of consecutive blocks of values."""
     size = max(1, len(values) // _BLOCKS)
     blocks = [values[i : i + size] for i in range(0, len(values) - size + 1, size)]
     return [statistics.median(b) for b in blocks]
 
 
 def _apart(values: Sequence[float]) -> float:
-    """Return by how much the second fastest block is above the fastest, relative: disturbances only add."""
+    """Return the relative difference of the two fastest blocks; disturbances only add time."""
     least = sorted(_medians(values))[:2]
     return least[-1] / least[0] - 1 if least[0] > 0 else 0.0
 

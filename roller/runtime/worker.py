@@ -1,7 +1,7 @@
-"""The device process: opens one device, runs one candidate at a time, answers on a pipe.
+"""Device process: opens one device, runs one candidate at a time, answers on a pipe.
 
-Started as ``python -m roller.runtime.worker NAME`` in a fresh interpreter: no TVM, no forked CUDA context. A
-fault of the device ends this process and nothing else; the profiler notes the reason and starts another.
+Started as ``python -m roller.runtime.worker NAME`` in a fresh interpreter: no TVM, no forked CUDA context. A fault of
+the device ends this process only; the profiler records the reason and starts another.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _ORPHAN_POLL_S = 0.5
 
 
 class Worker:
-    """One opened device and the requests it understands."""
+    """Opened device that answers requests."""
 
     def __init__(self, name: str) -> None:
         handle = parse(name)
         self._device: Any = handle.target.open_worker(handle.index, dict(handle.options))
 
     def usable(self) -> bool:
-        """Whether the device still answers after a request that it refused."""
+        """Return whether the device still answers after a refused request."""
         return bool(getattr(self._device, "usable", lambda: True)())
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Carry out one request."""
+        """Execute one request."""
         op = request["op"]
         if op == "properties":
             return self._device.properties(), []
@@ -58,10 +58,8 @@ class Worker:
 
 
 def serve(name: str, source: int, sink: int) -> None:
-    """Answer requests until the pipe closes, or a fault leaves the device in doubt.
-
-    A refusal (:class:`RollerError`, or no memory) is an answer; any other exception is the last one.
-    """
+    """Answer requests until the pipe closes or a fault leaves the device in an unknown state."""
+    # A refusal (RollerError, or no memory) is an answer; after any other exception the process ends.
     worker: Worker | None = None
     while True:
         try:
@@ -77,16 +75,16 @@ def serve(name: str, source: int, sink: int) -> None:
             if not usable:
                 os._exit(1)
             continue
-        except Exception as err:  # noqa: BLE001 - whatever it is, it is the candidate's reason
+        except Exception as err:  # noqa: BLE001 - any error is the candidate's reason
             send(sink, {"error": f"{type(err).__name__}: {err}", "status": "crashed"})
-            # Not by a normal exit: destructors would talk to a device that no longer answers.
+            # Not by a normal exit: destructors would access a device that no longer answers.
             os._exit(1)
         descriptions, data = pack(arrays)
         send(sink, {**reply, "arrays": descriptions}, data)
 
 
 def _leave_with_parent() -> None:
-    """End this process when its parent is gone, even in the middle of a kernel that never ends."""
+    """End this process when its parent is gone, even during a kernel that never ends."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -98,10 +96,10 @@ def _leave_with_parent() -> None:
 
 
 def main() -> None:
-    """Take the pipe over from standard input and output, then serve."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides on an interrupt
+    """Take over standard input and output as the pipe, then serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # A kernel's printf must not end up in the middle of a message.
+    # A kernel's printf must not corrupt a message.
     source, sink = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     _leave_with_parent()

@@ -1,1 +1,1 @@
-"""A live profile of a training step beside its source: one session for the page and for editors."""
+"""Live profile of a training step beside its source; the page and the editors share one session."""

@@ -1,4 +1,4 @@
-"""Finds the literal batch size of an entry file: the default of ``batch_size`` of its ``input_provider``."""
+"""Find the literal batch size of an entry file: the default of ``batch_size`` of its ``input_provider``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ _PROVIDER, _PARAMETER = "input_provider", "batch_size"
 
 @dataclass(frozen=True)
 class BatchLiteral:
-    """A whole number in a source.
+    """Integer literal in a source.
 
     Parameters
     ----------
     start, end
-        Place in the source, in characters (code points) from its beginning.
+        Offsets in characters (code points).
     line
-        Its line, from 1.
-    value
-        The number.
+        Line number, from 1.
     name
-        The module's constant that it defines; ``""`` where it is the default itself.
+        Module constant that it defines; ``""`` for the parameter's own default.
     """
 
     start: int
@@ -38,15 +36,7 @@ class BatchLiteral:
 
 @dataclass(frozen=True)
 class NoBatchLiteral:
-    """Why a source has no literal batch, and the whole numbers that may be meant.
-
-    Parameters
-    ----------
-    line, text
-        Where (from 1), and what was expected, what was found, and what to do.
-    candidates
-        Constants of the module that may be the batch.
-    """
+    """Why a source has no literal batch size, and the module constants that may be it; ``line`` counts from 1."""
 
     line: int
     text: str
@@ -54,7 +44,7 @@ class NoBatchLiteral:
 
 
 def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
-    r"""Return the literal of a source's batch, or why there is none.
+    r"""Return the literal batch size of a source, or why there is none.
 
     Examples
     --------
@@ -65,7 +55,7 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
     >>> find_batch_literal("SIZE = 32\ndef input_provider(batch_size=SIZE): ...").name
     'SIZE'
     """
-    if source.startswith(_BYTE_ORDER_MARK):  # the parser takes one in bytes only
+    if source.startswith(_BYTE_ORDER_MARK):  # ast.parse accepts a byte order mark in bytes only
         found = find_batch_literal(source[1:])
         if isinstance(found, BatchLiteral):
             return _moved_by_one(found)
@@ -101,7 +91,7 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
 
 
 def batch_data(source: str) -> dict[str, Any]:
-    """Return where a source has its batch as JSON-ready data, or why it has none and which numbers may be meant.
+    """Return the literal batch size as JSON-ready data, or why there is none and the candidates.
 
     Examples
     --------
@@ -137,7 +127,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _whole_numbers(body: list[ast.stmt], source: str) -> Iterator[tuple[str, BatchLiteral]]:
-    """Yield the integer constants of a module that are assigned once."""
+    """Yield the module's integer constants that are assigned once."""
     found: dict[str, list[ast.expr]] = {}
     for node in body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -158,13 +148,13 @@ def _literal(node: ast.Constant, source: str, name: str = "") -> BatchLiteral:
 
 
 def _characters(source: str, line: int, column: int) -> int:
-    """Return characters before a place of ``ast``, whose columns count bytes of UTF-8."""
+    """Return the character offset of an ``ast`` position, whose columns count UTF-8 bytes."""
     lines = _lines_of_ast(source)
     return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
 
 
 def _lines_of_ast(source: str) -> list[str]:
-    """Return lines with their ends, as the parser counts them: form feeds and the like end none."""
+    """Split into lines with their ends, as the parser counts them: form feeds do not end a line."""
     lines, begin, at = [], 0, 0
     while at < len(source):
         if source[at] in "\r\n":

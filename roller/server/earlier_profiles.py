@@ -1,4 +1,4 @@
-"""Profiles that a live one is compared with: of earlier saves, and of git's ``HEAD``."""
+"""Profiles to compare a live profile with: those of earlier saves, and that of git's ``HEAD``."""
 
 from __future__ import annotations
 
@@ -15,25 +15,15 @@ from roller.server.project import Project, ProjectError
 from roller.server.time_limit import within
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
-#: What a profile is compared with: the save before it, or git's ``HEAD``.
+#: Baseline of a comparison: the previous save, or git's ``HEAD``.
 Against = Literal["last", "head"]
-#: Profiles of earlier saves, and of HEADs, that are kept.
+#: Number of profiles kept, of earlier saves and of HEADs.
 _KEPT = 4
 
 
 @dataclass(frozen=True)
 class EarlierProfile:
-    """A profile as it was.
-
-    Parameters
-    ----------
-    options
-        How it was made.
-    profile
-        As JSON data.
-    texts
-        Name -> text of the files that it depends on.
-    """
+    """Profile as JSON data, the options that made it, and the texts of its files by name."""
 
     options: StepOptions
     profile: Mapping[str, Any]
@@ -41,13 +31,7 @@ class EarlierProfile:
 
 
 class EarlierProfiles:
-    """Keeps the profiles of the last saves, and computes that of ``HEAD`` on demand.
-
-    Parameters
-    ----------
-    project, processes, patience_s, arguments, specs
-        As in :class:`~roller.server.session.Session`.
-    """
+    """Store the profiles of the last saves, and compute that of ``HEAD`` on demand."""
 
     def __init__(
         self, project: Project, processes: WorkerProcesses, patience_s: float, arguments: Sequence[str] = (),
@@ -59,19 +43,19 @@ class EarlierProfiles:
         self._heads: dict[tuple[str, StepOptions], EarlierProfile] = {}
 
     def keep(self, options: StepOptions, profile: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        """Keep the profile of a save."""
+        """Store the profile of a save."""
         made = EarlierProfile(_what_decides(options), profile, texts)
         if not self._saves or self._saves[-1].texts != texts or self._saves[-1].options != made.options:
             self._saves = [*self._saves, made][-_KEPT:]
 
     def last_save(self, options: StepOptions, texts: Mapping[str, str]) -> tuple[EarlierProfile | None, dict[str, str]]:
-        """Return the profile of the last other save, made in the same way, and the lines that moved since."""
+        """Return the profile of the previous save with the same options, and the lines that moved since."""
         wanted = _what_decides(options)
         found = next((x for x in reversed(self._saves) if x.options == wanted and x.texts != texts), None)
         return found, {} if found is None else _moved(found.texts, texts)
 
     async def head(self, options: StepOptions, texts: Mapping[str, str]) -> tuple[EarlierProfile, dict[str, str]]:
-        """Return the profile of git's ``HEAD``, made in the same way, and the lines that moved since."""
+        """Return the profile of git's ``HEAD`` with the same options, and the lines that moved since."""
         loop, wanted, entry = asyncio.get_running_loop(), _what_decides(options), self._project.entry
         key = (await loop.run_in_executor(None, commit_of, entry.parent, "HEAD"), wanted)
         if key not in self._heads:
@@ -106,7 +90,7 @@ class EarlierProfiles:
                 break
         there, texts = Project(entry), {}
         for path in answer["files"]:
-            name = there.name_of(path)  # within the project, which may be a folder of the repository
+            name = there.name_of(path)  # relative to the project, which may be a subfolder of the repository
             if name is not None:
                 with contextlib.suppress(ProjectError):
                     texts[name] = there.read(name).text
@@ -122,5 +106,5 @@ def _moved(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
 
 
 def _what_decides(options: StepOptions) -> StepOptions:
-    """Return the options that the profile depends on."""
+    """Return only the options that the profile depends on."""
     return StepOptions(options.devices[:1], options.batch, options.amp, options.checkpoint)

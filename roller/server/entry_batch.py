@@ -1,4 +1,4 @@
-"""The batch of an entry file as clients are told of it."""
+"""Batch size of an entry file as data for clients."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from roller.server.project import Project, ProjectError
 
 
 class EntryBatch:
-    """Says where an entry file has its batch; a text is parsed once.
-
-    Parameters
-    ----------
-    project
-        The project of the entry file.
-    """
+    """Locate the batch size of an entry file; parse each text once."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -23,7 +17,7 @@ class EntryBatch:
         self._data: dict[str, Any] = {}
 
     def to_data(self) -> dict[str, Any]:
-        """Return where the entry file has its batch, or why it has none and what may be meant."""
+        """Return the literal batch size, or why there is none and the candidates."""
         try:
             text = self._project.read(self._project.entry_name).text
         except ProjectError as error:

@@ -1,4 +1,4 @@
-"""Why a step does not fit a device, and what would make it fit: each way is tried."""
+"""Why a step does not fit a device, and which changes make it fit; each change is simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.server.profile_request import StepOptions
 
 
 def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[str, Any] | None:
-    """Return the failing request of a step and the ways out as JSON-ready data; ``None`` if one device holds it."""
+    """Return the failing request, the largest batch that fits (0 for none) and remedies; ``None`` if the step fits."""
     memory = step.memory(spec)
     if memory.oom is None:
         return None
@@ -35,13 +35,13 @@ def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[s
 
 
 def _remedies(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> Iterator[dict[str, Any]]:
-    """Yield what can be changed beside the batch, with the memory that the step then takes."""
+    """Yield each possible change other than the batch, with the memory that the step then takes."""
     ways = (("checkpoint=yes", options.amp, True), ("amp=bf16", "bf16", options.checkpoint))
     for words, amp, checkpoint in ways:
         if (amp, checkpoint) == (options.amp, options.checkpoint):
             continue
         try:
             tried = step.memory(spec, amp=amp, checkpoint=checkpoint)
-        except ModelError:  # e.g. no blocks that repeat: nothing to run again
+        except ModelError:  # e.g. no repeated blocks, so nothing to checkpoint
             continue
         yield {"change": words, "total_bytes": tried.total_bytes, "fits": tried.fits}

@@ -1,9 +1,8 @@
-"""``main(descriptor)``, as a process of its own: forks processes that profile, after PyTorch has been imported once.
+"""Process that imports PyTorch once and forks the profiling processes; it loads no code of a project.
 
-The other end of the socket is the server. It sends lines of JSON: ``{"fork": n}`` with two descriptors, the
-socket of the new process and where its output goes, which is answered by ``{"forked": n, "pid": pid}``; and
-``{"kill": pid}``. An end is told as ``{"ended": pid, "status": status}``. No code of a project is loaded here. When the
-server is gone, this process and all that it forked end.
+The server sends JSON lines: ``{"fork": n}`` with the descriptors of the new process's socket and output, and
+``{"kill": pid}``. Answers are ``{"forked": n, "pid": pid}`` and ``{"ended": pid, "status": status}``. When the
+server is gone, this process and all its children end.
 """
 
 from __future__ import annotations
@@ -23,35 +22,29 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-#: What a profile needs; what is missing is said by the process that needs it.
+#: Modules that a profile needs; if one is missing, the profiling process reports it.
 _PRELOADED = (
     "torch", "torch._dynamo.eval_frame", "torch._meta_registrations", "torch._refs", "torch._decomp",
     "roller.insight.trace.pytorch.entry_file", "roller.insight.step_profile.profiling", "roller.insight.forecast",
     "roller.insight.step_profile.difference", "roller.insight.whatif.search", "roller.server.profile_worker",
 )  # fmt: skip
-#: ``prctl``: orphans below become children of this process; a signal where the parent dies.
+#: Options of ``prctl``: adopt orphaned descendants; send a signal when the parent dies.
 _CHILD_SUBREAPER, _PARENT_DEATH_SIGNAL = 36, 1
-#: Bytes that a file of a profiled project may grow to, before its writer gets an error.
+#: Largest file, in bytes, that a profiled project may write.
 LARGEST_FILE_BYTES = 1 << 30
-#: Seconds after which this process ends, whatever is left.
+#: Longest time in seconds to end all children before this process exits.
 _END_S = 5.0
 
 
 class ForkServer:
-    """Forks, kills and reaps.
-
-    Parameters
-    ----------
-    server
-        Socket to the server.
-    """
+    """Fork, kill and reap profiling processes."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
         self._buffer = b""
         self._forked: set[int] = set()
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # or it would wake nobody
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler the wakeup descriptor is not written
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
@@ -81,7 +74,7 @@ class ForkServer:
                 self._kill(request["kill"])
 
     def _end(self) -> NoReturn:
-        """Kill all that was forked, and what that forked: it becomes a child of this process as its parents end."""
+        """Kill all children and their descendants, which this process adopts when their parents end."""
         for pid in tuple(self._forked):
             self._kill(pid)
         end = time.monotonic() + _END_S
@@ -116,7 +109,7 @@ class ForkServer:
             most = LARGEST_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, LARGEST_FILE_BYTES)
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-                file.write("1000")  # where memory runs out, this process is ended before the server and others
+                file.write("1000")  # the kernel ends this process first if memory runs out
             nothing = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((nothing, 0), (output, 1), (output, 2)):
                 os.dup2(source, target)
@@ -136,11 +129,11 @@ class ForkServer:
                 if pid == 0:
                     return
                 if pid not in self._forked:
-                    self._kill_orphans()  # what an orphan forked is one now
+                    self._kill_orphans()  # children of an ended orphan are orphans now
                 else:
                     self._forked.discard(pid)
                     with contextlib.suppress(OSError):
-                        os.killpg(pid, signal.SIGKILL)  # what it forked and left
+                        os.killpg(pid, signal.SIGKILL)  # children that it left running
                     self._kill_orphans()
                     self._tell({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
 
@@ -151,7 +144,7 @@ class ForkServer:
             os.killpg(pid, signal.SIGKILL)
 
     def _kill_orphans(self) -> None:
-        """Kill what a project forked and detached: it is a child of this process that this one did not fork."""
+        """Kill detached processes of a project: adopted children that this process did not fork."""
         for pid in _children_of_this_process() - self._forked:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -181,15 +174,13 @@ def _die_with_parent() -> None:
 
 
 def _warm_up() -> None:
-    """Forecast an inference, for what PyTorch loads at its first use.
-
-    Backward would start autograd's threads, which no forked process has.
-    """
+    """Forecast an inference, so that PyTorch loads what it needs at first use."""
     from torch import nn, zeros
 
     from roller.insight.forecast import forecast
     from roller.insight.tracing import trace
 
+    # No backward: it would start autograd's threads, which forked processes do not have.
     def some_layers() -> nn.Module:
         convolution = (nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         return nn.Sequential(*convolution, nn.LayerNorm(8), nn.Linear(8, 8), nn.Softmax(-1))
@@ -198,16 +189,16 @@ def _warm_up() -> None:
 
 
 def main(descriptor: int) -> NoReturn:
-    """Import what profiles need, and answer requests."""
+    """Import the modules that profiles need, and serve requests."""
     server = socket.socket(fileno=descriptor)
-    for name in _PRELOADED:  # what cannot be imported here, a worker tries again, and says why
+    for name in _PRELOADED:  # if an import fails, the worker tries it again and reports the error
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     with contextlib.suppress(Exception):
         _warm_up()
     _prctl(_CHILD_SUBREAPER, 1)
     gc.collect()
-    gc.freeze()  # what all processes share is not written to by their collectors
-    with contextlib.suppress(OSError):  # the server is gone: the first read finds that, too
+    gc.freeze()  # keeps the collectors of the children from writing to shared pages
+    with contextlib.suppress(OSError):  # the server is gone; the first read notices
         server.sendall(b'{"ready": true}\n')
     ForkServer(server).run()

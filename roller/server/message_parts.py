@@ -1,11 +1,11 @@
-"""Long messages between server and process as several short ones: the server's loop is not busy with one for long."""
+"""Split long messages between server and process into short ones, so that none blocks the event loop for long."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-#: Numbers and texts of a part, about.
+#: Approximate number of values in a part.
 _PART_VALUES = 2000
 
 
@@ -31,16 +31,16 @@ def in_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class Joiner:
-    """Makes messages of :func:`in_parts` whole again."""
+    """Reassemble messages that :func:`in_parts` split."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Sequence[str], Sequence[Any]]] = []
 
     def take(self, said: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the message if it is whole with this one; ``None`` after a part of it."""
+        """Return the message if this part completes it, else ``None``."""
         if "part" in said:
             if said["part"] == 0:
-                self._parts = []  # those of a message that was broken off
+                self._parts = []  # drop parts of an incomplete message
             if said["part"] != len(self._parts):
                 raise ValueError("a part is missing")
             self._parts.append((said["path"], said["rows"]))
@@ -83,7 +83,7 @@ def _slices(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _values_in(value: Any, most: int) -> int:
-    """Return how many numbers and texts are within a value; counting ends above ``most``."""
+    """Count the numbers and texts in a value; stop above ``most``."""
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, (list, tuple)):

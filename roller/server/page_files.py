@@ -1,11 +1,11 @@
-"""The files of the page: parts that it shares with reports, its own scripts and style, and the editor's bundle."""
+"""Files of the live page: parts shared with reports, its own scripts and style, and the bundled editor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
 
-#: Scripts in the order they are read; each defines what the next ones use.
+#: Scripts in loading order; later ones use definitions of earlier ones.
 _SHARED = ("dom.js", "icicle.js", "table.js", "charts.js")
 _OWN = (
     "connection.js", "live_state.js", "source_text.js", "source_editor.js", "source_panel.js", "where_panel.js",
@@ -17,7 +17,7 @@ _JAVASCRIPT, _CSS, _HTML = "text/javascript", "text/css", "text/html"
 
 
 def page_files() -> Mapping[str, tuple[bytes, str]]:
-    """Return path -> contents and type of every file of the page."""
+    """Map URL path to content and MIME type of every file of the page."""
     scripts = [_report_file(name) for name in _SHARED] + [_own_file(name) for name in _OWN]
     return {
         "/": (_own_file("page.html").encode(), _HTML),

@@ -1,4 +1,4 @@
-"""What the server asks of a process that profiles."""
+"""Requests from the server to a profiling process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-#: What a request may ask for, in the order of the answers.
+#: Stages that a request may ask for, in the order of the answers.
 STAGES = ("profile", "difference", "devices", "curve", "fit", "hints", "whatif")
 
 
@@ -17,15 +17,13 @@ class StepOptions:
     Parameters
     ----------
     devices
-        Name and number of each: the first is profiled, the others are forecast beside it.
+        Name and count of each; the first is profiled, the others are forecast.
     batch
-        Samples on each device; ``None`` for the entry file's own.
+        Samples on each device; ``None`` for the entry file's default.
     amp
         ``"fp32"``, ``"fp16"`` or ``"bf16"``.
-    checkpoint
-        Whether repeated blocks are recomputed in backward.
     changes
-        What-ifs that are applied to the step, as ``roller whatif --do`` takes them.
+        What-ifs applied to the step, in the syntax of ``roller whatif --do``.
     """
 
     devices: tuple[tuple[str, int], ...] = (("a100", 1),)
@@ -36,7 +34,7 @@ class StepOptions:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> StepOptions:
-        """Return the options of :meth:`to_data`."""
+        """Read the data of :meth:`to_data`."""
         return cls(
             tuple((str(name), int(count)) for name, count in data["devices"]), data["batch"], data["amp"],
             bool(data["checkpoint"]), tuple(map(str, data["changes"])),
@@ -49,26 +47,20 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """A request.
+    """Request to profile a step.
 
     Parameters
     ----------
     id
-        Number that the answers name.
-    entry, folder
-        Paths of the entry file and of its project.
-    options
-        How the step is profiled.
+        Number repeated in the answers.
     wanted
         Stages to answer, of :data:`STAGES`.
     before
-        Profile as JSON data that the step is compared with, for ``"difference"``.
+        Baseline profile as JSON data, for ``"difference"``.
     moved
-        ``"file:line"`` there -> here, of lines that an edit moved.
-    arguments
-        Of a training script without providers.
+        ``"file:line"`` in the baseline -> in the current files, for lines that an edit moved.
     specs
-        Name of a device -> file of its specification, of those that are not shipped.
+        Device name -> specification file, for devices that are not shipped.
     """
 
     id: int
@@ -83,10 +75,10 @@ class ProfileRequest:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> ProfileRequest:
-        """Return the request of :meth:`to_data`."""
+        """Read the data of :meth:`to_data`."""
         return cls(**{**data, "options": StepOptions.from_data(data["options"])})
 
     def to_data(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}  # the profile in it is not copied
+        found = {one.name: getattr(self, one.name) for one in fields(self)}  # asdict would copy the profile
         return {**found, "options": self.options.to_data()}

@@ -1,4 +1,4 @@
-"""The stages of an answer about a step: its profile first, then what it is compared with and what would change it."""
+"""Stages of the answer about a step: its profile, then comparisons, curve, memory remedies, hints and what-ifs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from roller.server.fitting import fit_data
 from roller.server.hint_options import options_of_change
 from roller.server.profile_request import ProfileRequest, StepOptions
 
-#: Lines of a difference that are sent; the others are counted.
+#: Most lines of a difference that are sent; the rest is only counted.
 _MOST_LINES = 200
 
 
 def stages_of(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield each stage that is asked for, and what computes its data."""
+    """Yield each requested stage and the function that computes its data."""
     asked = _Asked(request, steps)
     makers: Mapping[str, Callable[[], Any]] = {
         "profile": asked.profile_data, "difference": asked.difference_data, "devices": asked.devices_data,
@@ -39,13 +39,13 @@ def stages_of(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator[tuple[
 
 
 class _Asked:
-    """Computes the stages of one request."""
+    """Compute the stages of one request."""
 
     def __init__(self, request: ProfileRequest, steps: dict[Any, Any]) -> None:
         self._request, self._options, self._kept = request, request.options, steps
 
     def _step(self) -> TracedStep:
-        """Return the step as ``roller profile`` traces it for these options: once for all requests."""
+        """Return the step for these options; it is traced once for all requests."""
         found = self._kept.get("step")
         if found is None:
             require_torch("serve")
@@ -105,7 +105,7 @@ class _Asked:
         return data_of_difference(difference(from_data(before), self._profile(), self._request.moved))
 
     def devices_data(self) -> list[dict[str, Any]]:
-        """Return the forecast of the step on each device, the profiled one among them."""
+        """Return the forecast of the step on each device, including the profiled one."""
         return [self._device_row(name, count) for name, count in self._options.devices]
 
     def _device_row(self, name: str, count: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class _Asked:
             return self._data_of_curve(found)
         except Cancelled:
             raise
-        except RollerError as error:  # e.g. a script whose batch no DataLoader gives: the profile holds without a curve
+        except RollerError as error:  # e.g. a script without a DataLoader; the profile is valid without a curve
             return {"error": str(error)}
 
     def _data_of_curve(self, found: StepProfile) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class _Asked:
         return {"hints": [{**hint.to_dict(), "options": options_of_change(hint.change)} for hint in found.hints()]}
 
     def whatif_data(self) -> dict[str, Any] | None:
-        """Return what the chosen changes would bring together."""
+        """Return the combined effect of the chosen changes."""
         if not self._options.changes:
             return None
         from roller.insight.whatif.memory_effect import memory_effect
@@ -187,7 +187,7 @@ class _Asked:
 
 
 def check_devices_of(changes: Sequence[Any]) -> None:
-    """Raise where a what-if names a file as its device: a client reads nothing outside of the project."""
+    """Raise if a what-if names a file as its device; clients must not read files outside the project."""
     known = list_specs()
     for change in changes:
         for name in (getattr(change, field) for field, role in change.traced_with or () if role == "device"):
@@ -197,7 +197,7 @@ def check_devices_of(changes: Sequence[Any]) -> None:
 
 
 def _ends(line: Line) -> tuple[float, float] | None:
-    """Return the interval of a line's time; ``None`` where it is not known."""
+    """Return the interval of a line's time in seconds; ``None`` if it is unknown."""
     if not line.lower:
         return None
     lower, upper = (math.fsum(part.wall_s for part in end.values()) for end in (line.lower, line.upper))

@@ -1,7 +1,7 @@
-"""What a forked process does: it loads an entry file, profiles its step, and answers what is asked of it.
+"""Main loop of a forked process: load an entry file, profile its step, answer requests.
 
-Requests and answers are messages of :mod:`roller.backends.channel` without blobs; their keys are those of
-:mod:`roller.server.profile_request`. A process serves one state of the project's files, and is killed where they
+Messages are those of :mod:`roller.backends.channel` without blobs, with the keys of
+:mod:`roller.server.profile_request`. A process serves one state of the project's files and is killed when they
 change. A newer request ends an older one at its next operator.
 """
 
@@ -25,7 +25,7 @@ from roller.insight.trace.providers import ProviderErrors
 from roller.server.message_parts import Joiner, in_parts
 from roller.server.profile_request import ProfileRequest
 
-#: The standard error, whatever the project makes of ``sys.stderr``.
+#: Descriptor of standard error, even if the project replaces ``sys.stderr``.
 _STDERR = 2
 
 
@@ -33,7 +33,7 @@ def serve(conversation: int) -> None:
     """Answer requests until the server is gone."""
     faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=True)
     own = os.getpid()
-    os.register_at_fork(after_in_child=lambda: os.close(conversation))  # what the project forks answers nothing
+    os.register_at_fork(after_in_child=lambda: os.close(conversation))  # children of the project must not answer
     steps: dict[tuple[str, tuple[str, ...]], Any] = {}
     joiner = Joiner()
     with contextlib.suppress(ChannelClosed):
@@ -46,7 +46,7 @@ def serve(conversation: int) -> None:
 def _answer(request: ProfileRequest, conversation: int, own: int, steps: dict[Any, Any]) -> None:
     def tell(stage: str, **values: Any) -> None:
         if os.getpid() != own:
-            os._exit(0)  # forked by the project, and left it by an exception
+            os._exit(0)  # a child that the project forked and that left it by an exception
         for part in in_parts({"id": request.id, "stage": stage, **values}):
             send(conversation, part)
 
@@ -71,7 +71,7 @@ def _answer(request: ProfileRequest, conversation: int, own: int, steps: dict[An
         tell("error", at=stage, text=str(error), problems=problems, files=_files(request))
     except ChannelClosed:
         raise
-    except BaseException as error:  # noqa: BLE001 - the project's code may raise anything; the server says it
+    except BaseException as error:  # noqa: BLE001 - the project's code may raise anything; the server reports it
         tell("error", at=stage, text=_text_of(error, request), problems=[], files=_files(request))
 
 
@@ -90,7 +90,7 @@ def _text_of(error: BaseException, request: ProfileRequest) -> str:
 
 
 def _files(request: ProfileRequest) -> list[str]:
-    """Return the project's Python files that are loaded, and the entry file."""
+    """Return the entry file and the loaded Python files of the project."""
     folder = Path(request.folder).resolve()
     found = {str(Path(request.entry).resolve())}
     for file in _loaded():

@@ -1,4 +1,4 @@
-"""The files of a project that a session reads and writes: below one folder, by names relative to it."""
+"""Read and write the files of a project: below one folder, by relative names."""
 
 from __future__ import annotations
 
@@ -16,27 +16,17 @@ from roller.core.files import read_file, whole_file
 from roller.errors import RollerError, shown
 from roller.insight.trace.project_folder import project_of
 
-#: Largest source that is read (bytes).
+#: Largest source file, in bytes.
 _LARGEST = 4 << 20
 
 
 class ProjectError(RollerError):
-    """A name that the project does not have, or a file that changed meanwhile."""
+    """The project has no such file, or the file changed since it was read."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of the project as it was read.
-
-    Parameters
-    ----------
-    name
-        Relative to the project, with ``/``.
-    text
-        Its text, with the ends of lines that it has.
-    digest
-        Of its bytes.
-    """
+    """Source file: ``name`` is project-relative with ``/``, ``text`` keeps line ends, ``digest`` is of the bytes."""
 
     name: str
     text: str
@@ -44,18 +34,7 @@ class SourceFile:
 
 
 class Project:
-    """A folder, and the entry file in it.
-
-    Parameters
-    ----------
-    entry
-        The entry file. Its project is the nearest folder with a ``pyproject.toml`` or the like, else its own.
-
-    Raises
-    ------
-    ProjectError
-        There is no such file.
-    """
+    """Project of an entry file: the nearest folder with a ``pyproject.toml`` or the like, else its own folder."""
 
     def __init__(self, entry: str | Path) -> None:
         whole = Path(entry).resolve()
@@ -66,7 +45,7 @@ class Project:
         self.entry_name = whole.relative_to(self.folder).as_posix()
 
     def path_of(self, name: str) -> Path:
-        """Return the path of a file of the project."""
+        """Return the path of a Python file of the project; raise for other names."""
         wanted = f"expected a Python file below {shown(self.folder.name)}, relative to it"
         if not isinstance(name, str) or not name or "\0" in name or "\\" in name or name.startswith("/"):
             raise ProjectError(f"{shown(name)}: {wanted}. Name one, such as {self.entry_name}.")
@@ -80,14 +59,14 @@ class Project:
         return path
 
     def name_of(self, path: str | Path) -> str | None:
-        """Return the name of a file within the project, ``None`` for others."""
+        """Return the project-relative name of a path; ``None`` outside the project."""
         try:
             return Path(path).resolve().relative_to(self.folder).as_posix()
         except (OSError, RuntimeError, ValueError):
             return None
 
     def relative(self, data: Any) -> Any:
-        """Return JSON data whose texts name files of the project relative to it; numbers that JSON lacks are null."""
+        """Return JSON data with project paths made relative and non-finite numbers replaced by null."""
         if isinstance(data, str):
             return data.replace(f"{self.folder}{os.sep}", "") if str(self.folder) in data else data
         if isinstance(data, float):
@@ -97,7 +76,7 @@ class Project:
         return [self.relative(one) for one in data] if isinstance(data, (list, tuple)) else data
 
     def read(self, name: str) -> SourceFile:
-        """Return a file of the project."""
+        """Read a file of the project."""
         path = self.path_of(name)
         try:
             if path.stat().st_size > _LARGEST:
@@ -108,7 +87,7 @@ class Project:
         return SourceFile(name, _decoded(data, name), digest_of(data))
 
     def write(self, name: str, text: str, base: str) -> SourceFile:
-        """Write a file of the project, whole or not at all."""
+        """Write a file of the project atomically; ``base`` is the digest of the text that was edited."""
         path = self.path_of(name)
         if self.read(name).digest != base:
             raise ProjectError(f"{name}: expected the file as it was read, got a newer one. Read it again, then save.")
@@ -159,12 +138,12 @@ def _encoded(text: str, name: str) -> bytes:
 
 
 def digest_of(data: bytes) -> str:
-    """Return a digest of a file's bytes."""
+    """Return the digest of a file's bytes."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def state_of(path: str | Path) -> tuple[int, int, int]:
-    """Return what changes with a file: the time of its last change, its size, and which file it is."""
+    """Return the modification time, size and inode of a file, which differ after a change."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks the messages of clients of the live page. Docs: docs/server-protocol.md."""
+"""Check messages from clients of the live page; the protocol is in docs/server-protocol.md."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from roller.errors import RollerError, did_you_mean, shown
 from roller.server.profile_request import StepOptions
 
-#: Version of the messages; a client of another one is refused in words.
+#: Version of the messages; a client with another version is refused with a reason.
 VERSION = 1
-#: Bytes of a message from a client.
+#: Largest message from a client, in bytes.
 LARGEST_MESSAGE = 8 << 20
 _AMPS = ("fp32", "fp16", "bf16")
-#: Devices that are profiled at once, and devices that share a batch.
+#: Most devices in a request, and most devices that share a batch.
 _MOST_DEVICES, _MOST_ALIKE = 32, 4096
 _MOST_BATCH = 10**9
 _MOST_CHANGES = 32
 
 
 class ProtocolError(RollerError):
-    """A message that is none of the protocol's."""
+    """A message violates the protocol."""
 
 
 def parse_message(data: str | bytes) -> dict[str, Any]:
-    """Return a client's message with all its keys, checked."""
+    """Parse and check a client's message."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -48,7 +48,7 @@ def parse_message(data: str | bytes) -> dict[str, Any]:
 
 
 def options_of(data: Mapping[str, Any], devices: Collection[str]) -> StepOptions:
-    """Return the options of a message, whose form was checked."""
+    """Return the options of a message whose form was checked; raise on unknown devices."""
     for name, _ in data["devices"]:
         if name not in devices:
             raise ProtocolError(f"options: devices: expected a name, got {shown(name)}{did_you_mean(name, devices)}.")
@@ -81,7 +81,7 @@ def _is_whole(value: Any, most: int) -> bool:
 
 _Check = tuple[str, Callable[[Any], bool]]
 _TEXT: _Check = ("text", _is_text)
-#: Type of a message -> its keys, what each is, and whether a value is that.
+#: Message type -> its keys, each with a description and a check of the value.
 _KEYS: Mapping[str, Mapping[str, _Check]] = {
     "hello": {"version": ("a whole number", lambda value: type(value) is int)},
     "profile": {},

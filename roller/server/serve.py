@@ -1,4 +1,4 @@
-"""Runs the page of one entry file until it is interrupted."""
+"""Serve the page of one entry file until it is interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roller.server.session import PATIENCE_S, Session
 from roller.server.web import PageServer
 from roller.server.worker_process import WorkerProcesses
 
-#: Addresses that only this machine reaches.
+#: Loopback addresses.
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -55,7 +55,7 @@ def serve(
 
 
 def hosts_of(host: str, address: str, port: int) -> tuple[str, ...]:
-    """Return what a browser may have as the host of the page, the one to print first.
+    """Return the host headers that a browser may send for the page; the first one is printed.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def hosts_of(host: str, address: str, port: int) -> tuple[str, ...]:
 
 
 def is_local(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether an address is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -84,21 +84,21 @@ def is_local(host: str) -> bool:
 
 
 def facts_of(spec: DeviceSpec) -> dict[str, Any]:
-    """Return name, description and capacity of a device, as the page lists them."""
+    """Return the name, description and capacity of a device for the page."""
     from roller.insight.memory.largest_batch import capacity_of
 
     return {"name": spec.name, "description": spec.description, "capacity_bytes": capacity_of(spec)}
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """Return a socket that listens."""
+    """Return a listening socket."""
     host = host.lower()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
-        made.listen(128)  # who has the address may connect before the page runs
+        made.listen(128)  # browsers may connect before the page runs
     except (OSError, UnicodeError, ValueError) as error:
         made.close()
         why = getattr(error, "strerror", None) or error

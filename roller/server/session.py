@@ -1,6 +1,6 @@
-"""One live profile: an entry file, the device and options chosen, the running process, results and who listens.
+"""Session of one live profile: entry file, devices and options, running process, results and listeners.
 
-The page and the language server share it. All state is that of one event loop.
+The page and the language server share it. All state belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -22,36 +22,34 @@ from roller.server.time_limit import within
 from roller.server.watched_files import WatchedFiles
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
-#: Seconds between two checks of the project's files; the second, once nothing has run for the third.
+#: Poll intervals of the project's files in seconds: while active, while idle; seconds until a session is idle.
 _POLL_S, _REST_POLL_S, _REST_AFTER_S = 0.1, 0.5, 10.0
-#: A profile that makes no progress for so long is stopped.
+#: Seconds without progress after which a profile is stopped.
 PATIENCE_S = 60.0
 
-#: ``"idle"``: no profile yet, or live is off. ``"stale"``: files changed since, and live is off.
+#: ``"idle"``: no profile yet, or live is off. ``"stale"``: files changed since the profile, and live is off.
 Status = Literal["idle", "running", "ready", "stale", "failed"]
 Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass
 class SessionState:
-    """What the session knows; a listener that comes later gets it whole.
+    """State of a session, sent whole to new listeners.
 
     Parameters
     ----------
     revision
-        Counts the changes of the project's files that the session has seen.
-    status
-        As :data:`Status`.
+        Number of changes of the project's files seen so far.
     results
-        By stage, the data of the latest answer.
+        Data of the latest answer by stage.
     revisions, made
-        By stage, the revision that its data are of (older than ``revision`` is stale), and the options.
+        Revision (stale if older than ``revision``) and options of the results by stage.
     error
-        What went wrong in the latest profile: ``text``, ``problems``, ``output``; ``None`` if nothing did.
+        Error of the latest profile (``text``, ``problems``, ``output``), or ``None``.
     progress
-        Stage and numbers of the running profile.
+        Stage, done and total of the running profile.
     texts
-        Name -> text of the files that the latest profile is of.
+        Text of each file of the latest profile by name.
     """
 
     revision: int = 0
@@ -65,24 +63,20 @@ class SessionState:
 
 
 class Session:
-    """A live profile of one entry file.
+    """Live profile of one entry file.
 
     Parameters
     ----------
-    project
-        The project, with its entry file.
-    processes
-        Starts the processes that profile.
     options
-        How the step is profiled at first.
+        Initial options of the profile.
     arguments
-        Of a training script without providers.
+        Command-line arguments of a training script without providers.
     is_live
         Whether a save starts a profile.
     patience_s
-        Seconds without progress after which a profile is given up.
+        Seconds without progress until a profile is stopped.
     specs
-        Name of a device -> file of its specification, of those that are not shipped.
+        Device name -> specification file, for devices that are not shipped.
     """
 
     def __init__(
@@ -98,7 +92,7 @@ class Session:
         self._listeners: dict[int, Listener] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
-        #: The running profile, and cancelled ones that still release their processes.
+        #: The running profile, and cancelled ones that have not yet released their processes.
         self._unfinished: set[asyncio.Task[None]] = set()
         self._worker: Worker | None = None
         self._worker_revision = -1
@@ -110,7 +104,7 @@ class Session:
     # Listeners
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call a function with each message from now on; return one that ends this."""
+        """Call a function with each message from now on; return a function that unsubscribes it."""
         number = self._next()
         self._listeners[number] = listener
         return lambda: self._listeners.pop(number, None) and None
@@ -147,7 +141,7 @@ class Session:
         self.profile()
 
     async def close(self) -> None:
-        """End the running profile and stop watching."""
+        """Stop the running profile and the file watcher."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -155,11 +149,11 @@ class Session:
             await self._processes.kill(self._worker)
 
     def profile(self) -> None:
-        """Profile the step as the files are now."""
+        """Profile the step with the current files."""
         self._restart(STAGES)
 
     def set_live(self, is_live: bool) -> None:
-        """Set whether a save starts a profile; one that is stale starts at once."""
+        """Set whether a save starts a profile; turning it on profiles stale files at once."""
         self.is_live = is_live
         if is_live and self.state.status == "stale":
             self.profile()
@@ -167,7 +161,7 @@ class Session:
             self._tell_state()
 
     def set_options(self, options: StepOptions) -> None:
-        """Profile the step in another way."""
+        """Set the options and compute the stages that depend on the changed ones."""
         if options == self.options:
             self._tell_state()
             return
@@ -180,7 +174,7 @@ class Session:
         self._restart(wanted)
 
     def set_against(self, against: Against) -> None:
-        """Compare with the last save, or with git's ``HEAD``; a comparison with the other one is dropped."""
+        """Set the baseline of comparisons; drop a comparison with the other baseline."""
         if against != self.against:
             self.state.results.pop("difference", None)
         self.against = against
@@ -204,7 +198,7 @@ class Session:
                 self.look()
 
     def look(self) -> None:
-        """Note files that changed; a changed project is profiled again if live."""
+        """Check the files for changes; profile a changed project again if live."""
         if not self._files.changed():
             return
         self.state.revision += 1
@@ -231,7 +225,7 @@ class Session:
             self._running = None
 
     def _restart(self, wanted: Sequence[str]) -> None:
-        """Start a profile in place of the running one; unless the last one is up to date, ask for all stages."""
+        """Replace the running profile by a new one; compute all stages unless the last profile is up to date."""
         if self.state.status != "ready":
             wanted = STAGES
         self._stop_running()
@@ -242,7 +236,7 @@ class Session:
         self._running.add_done_callback(self._unfinished.discard)
 
     async def _run(self, wanted: Sequence[str], earlier: Sequence[asyncio.Task[None]]) -> None:
-        if earlier:  # they release the process first
+        if earlier:  # wait until they have released the process
             await asyncio.wait(earlier)
         revision = self.state.revision
         try:
@@ -257,7 +251,7 @@ class Session:
             self._fail(f"{name}: expected a profile from the step's process, got {ended}. Run {name} by itself.")
         except RollerError as error:
             self._fail(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever a project's process says, the session goes on
+        except Exception as error:  # noqa: BLE001 - an error of the project must not end the session
             name, what = self.project.entry_name, shown(f"{type(error).__name__}: {error}")
             self._fail(f"{name}: expected answers about the step, got others ({what}). Run roller profile {name}.")
         finally:
@@ -274,7 +268,7 @@ class Session:
         self._tell_state()
 
     async def _worker_of(self, revision: int) -> Worker:
-        """Return the process that has loaded the files as they are, or a new one."""
+        """Return the process that has loaded this revision of the files, or fork a new one."""
         if self._worker is not None and self._worker_revision == revision:
             return self._worker
         self._drop_worker()
@@ -288,7 +282,7 @@ class Session:
             self._processes.kill_soon(worker)
 
     async def _follow(self, worker: Worker, wanted: Sequence[str], revision: int) -> None:
-        """Ask for the stages, and take the answers; what HEAD takes longer for comes last."""
+        """Request the stages and process the answers; the slower comparison with HEAD comes last."""
         texts, options = await self._files.texts(), self.options
         now = [stage for stage in wanted if stage != "difference" or self.against == "last"]
         before, moved = self._earlier.last_save(options, texts)
@@ -309,7 +303,7 @@ class Session:
         self, worker: Worker, wanted: Sequence[str], before: EarlierProfile | None, moved: Mapping[str, str],
         texts: Mapping[str, str], revision: int,
     ) -> bool:  # fmt: skip
-        """Ask for stages, and take the answers; return whether all came."""
+        """Request stages and process the answers; return whether all arrived."""
         number, began_ns, options = self._next(), time.time_ns(), self.options
         request = ProfileRequest(
             number, str(self.project.entry), str(self.project.folder), options, tuple(wanted),
@@ -328,7 +322,7 @@ class Session:
                 )
                 return False
             if answer.get("id") != number:
-                continue  # of a request that was overtaken
+                continue  # answer to a superseded request
             stage = answer["stage"]
             if "files" in answer:
                 await self._files.add(answer["files"], began_ns)
@@ -342,7 +336,7 @@ class Session:
                 return True
             else:
                 if stage == "profile":
-                    texts = {**await self._files.texts(), **texts}  # the files that it loaded are known by now
+                    texts = {**await self._files.texts(), **texts}  # the files that it loaded are now known
                     self.state.texts = texts
                     self._earlier.keep(options, answer["data"]["profile"], texts)
                 self._take_result(stage, answer["data"], revision, options)

@@ -1,4 +1,4 @@
-"""A time limit for a coroutine that never loses a cancellation."""
+"""Time limit for a coroutine that never loses a cancellation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ _Result = TypeVar("_Result")
 
 
 async def within(seconds: float, work: Awaitable[_Result]) -> _Result:
-    """Return the result of some work, which is cancelled after a time limit.
-
-    ``asyncio.wait_for`` of Python 3.10 and 3.11 swallows the caller's cancellation if the work ends in the same turn of
-    the event loop: a profile that was replaced would go on, and a closed connection would never end.
-    """
+    """Return the result of an awaitable; cancel it after a time limit."""
+    # asyncio.wait_for of Python 3.10 and 3.11 swallows the caller's cancellation if the work ends in the same turn of
+    # the event loop: a replaced profile would continue, and a closed connection would never end.
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=seconds)
@@ -23,7 +21,7 @@ async def within(seconds: float, work: Awaitable[_Result]) -> _Result:
             task.cancel()
             await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # taken, also where a cancelled caller does not take it
+            task.exception()  # mark it as retrieved, even if the caller was cancelled
     if task.cancelled():
         raise asyncio.TimeoutError
     return task.result()

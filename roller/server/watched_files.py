@@ -1,4 +1,4 @@
-"""The files that a profile depends on: their states, to see that one changed, and their texts."""
+"""States and texts of the files that a profile depends on."""
 
 from __future__ import annotations
 
@@ -11,42 +11,36 @@ from roller.server.project import Project, ProjectError, state_of
 
 _State = tuple[int, int, int]
 _T = TypeVar("_T")
-#: No file has it.
+#: State that differs from that of every file.
 _CHANGED: _State = (0, -1, 0)
-#: Files of as many are looked at beside the loop.
+#: Number of files from which checks run in another thread.
 _MANY = 64
 
 
 class WatchedFiles:
-    """The entry file, and the files of its project that its profiles loaded.
-
-    Parameters
-    ----------
-    project
-        The project.
-    """
+    """The entry file and the project files that its profiles loaded."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
         self._states: dict[str, _State] = {str(project.entry): state_of(project.entry)}
-        #: Path -> name of all files that were loaded; ``None`` for those outside of the project.
+        #: Path -> project-relative name of every loaded file; ``None`` outside the project.
         self._names: dict[str, str | None] = {str(project.entry): project.entry_name}
 
     def changed(self) -> bool:
-        """Return whether files changed since this was last asked."""
+        """Return whether files changed since the last call."""
         now = {path: state_of(path) for path in self._states}
         is_changed, self._states = now != self._states, now
         return is_changed
 
     async def seem_changed(self) -> bool:
-        """Return whether :meth:`changed` would be true; many files are looked at beside the loop."""
+        """Return whether :meth:`changed` would be true; check many files in another thread."""
         states = self._states
         if len(states) < _MANY:
             return _differ(states)
         return await asyncio.get_running_loop().run_in_executor(None, _differ, dict(states))
 
     async def add(self, files: Sequence[str], since_ns: int) -> None:
-        """Watch files that a profile loaded; one that changed since it began counts as changed."""
+        """Watch files that a profile loaded; a file modified after ``since_ns`` counts as changed."""
         new = [path for path in files if isinstance(path, str) and path not in self._names]
         if not new:
             return
@@ -58,7 +52,7 @@ class WatchedFiles:
                 self._states[path] = state if state[0] < since_ns else _CHANGED
 
     async def texts(self) -> dict[str, str]:
-        """Return the texts of the files by their names."""
+        """Return the texts of the files by name."""
         names = [name for name in self._names.values() if name is not None]
         return await _beside_the_loop(len(names), lambda: _texts_of(self._project, names))
 

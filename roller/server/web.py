@@ -1,7 +1,7 @@
-"""Serves the page of a session: its files, and a WebSocket that sends the state and takes requests.
+"""Serve the page of a session: its files, and a WebSocket for state and requests.
 
-Only this machine is served by default. Each request needs the own name of the server as its host (against DNS
-rebinding); the socket also needs the origin of the page, and a token that only the address of the page contains.
+By default only this machine is served. Each request needs the server's host name (against DNS rebinding); the
+socket also needs the origin of the page, and a token that only the page's address contains.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from roller.server.time_limit import within
 if TYPE_CHECKING:
     from roller.insight.rate_card import RateCard
 
-#: Clients at once, and messages that wait for a slow one before it is dropped; it may come again.
+#: Most clients, and most messages queued for a slow client before it is disconnected.
 MOST_CLIENTS, _MOST_WAITING = 16, 256
-#: Codes with which a socket is closed: of the protocol's own range.
+#: Close codes of the socket, in the range for applications.
 REFUSED, TOO_MANY, OTHER_VERSION, TOO_SLOW = 4403, 4429, 4400, 4408
-#: Bytes of the reason of a close, as WebSockets have room for.
+#: Longest close reason in bytes; a WebSocket close frame has no more room.
 _REASON_BYTES = 120
-#: A client greets, and takes a message, within so many seconds, or its place is given to another.
+#: Time limits in seconds for a client's greeting, and for the receipt of a message.
 GREETS_S, TAKES_S = 10.0, 20.0
 _NONCE = b"@nonce@"
 _POLICY = (
@@ -46,22 +46,20 @@ _POLICY = (
 
 
 class PageServer:
-    """Serves one session.
+    """Web server of one session.
 
     Parameters
     ----------
-    session
-        What is shown.
     hosts
-        Names of this machine, with the port, that a browser may use, e.g. ``"127.0.0.1:8765"``.
+        Host names with port that a browser may use, e.g. ``"127.0.0.1:8765"``.
     devices
         Names and facts of devices to choose from.
     prices
         Hourly rates of devices.
     owns_session
-        Whether the session begins and ends with the page.
+        Whether the session starts and ends with the page.
     framed_by
-        Sources that may show the page in a frame, as ``frame-ancestors`` of a content security policy takes them.
+        Sources that may frame the page, in the syntax of ``frame-ancestors`` of a content security policy.
     """
 
     def __init__(
@@ -94,8 +92,8 @@ class PageServer:
         if request.headers.get("host", "") not in self.hosts:
             return PlainTextResponse(f"expected the address that roller serve printed: {self.hosts[0]}", 421)
         body, kind = self._files[request.url.path]
-        nonce = secrets.token_urlsafe(16)  # of styles that the editor adds
-        # A policy knows no IPv6 addresses; there 'self' stands for the socket.
+        nonce = secrets.token_urlsafe(16)  # for styles that the editor component adds
+        # A content security policy has no IPv6 addresses; 'self' covers the socket there.
         sockets = " ".join(f"ws://{host}" for host in self.hosts if not host.startswith("["))
         return Response(
             body.replace(_NONCE, nonce.encode()), media_type=kind,
@@ -182,7 +180,7 @@ class PageServer:
                 listener(answer)
 
     async def _tell(self, socket: WebSocket, waiting: asyncio.Queue[dict[str, Any] | None]) -> None:
-        """Send what waits until the client is too slow: it lets messages wait, or takes none for some time."""
+        """Send queued messages until the client is too slow: its queue is full, or a send times out."""
         while True:
             message = await waiting.get()
             if message is None:
@@ -202,7 +200,7 @@ class PageServer:
         }  # fmt: skip
 
     def _entry_source(self) -> dict[str, Any]:
-        """Return the entry file; one that cannot be read now may be there again in a moment."""
+        """Return the entry file, or an error if it cannot be read at the moment."""
         project = self.session.project
         try:
             return self._source(project.entry_name)
@@ -214,7 +212,7 @@ class PageServer:
         return {"file": found.name, "text": found.text, "digest": found.digest}
 
     def _answer(self, data: str | bytes) -> dict[str, Any] | None:
-        """Do what a client asks; return what is said to it alone."""
+        """Execute a client's request; return the answer for that client alone."""
         number: Any = None
         try:
             asked = protocol.parse_message(data)
@@ -238,7 +236,7 @@ class PageServer:
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
-    """Close a conversation, with as much of the reason as there is room for."""
+    """Close a socket, with the reason truncated to the frame's limit."""
     said = reason.encode(errors="replace")[:_REASON_BYTES].decode(errors="ignore")
     with contextlib.suppress(asyncio.TimeoutError):
         await within(TAKES_S, socket.close(code, said))

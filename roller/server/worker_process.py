@@ -1,4 +1,4 @@
-"""The processes that profile, as the server sees them: started by forking, one conversation each."""
+"""Profiling processes from the server's side: forked on demand, with one connection each."""
 
 from __future__ import annotations
 
@@ -20,32 +20,22 @@ from roller.server.message_parts import Joiner, in_parts
 from roller.server.time_limit import within
 
 _HEAD = struct.Struct("<Q")
-#: An answer above this size is a damaged stream (bytes).
+#: Largest answer in bytes; a larger size means a damaged stream.
 _LARGEST = 1 << 29
-#: Lines and bytes of a process's output that are kept, and the bytes of a line.
+#: Lines of a process's output that are kept, and the bytes of a line.
 _OUTPUT_LINES, _LINE_BYTES = 200, 2000
-#: Without the folder that it is started in on the path: a project's ``yaml.py`` is no module of ours.
+#: Removes the working directory from the path, so that a project's ``yaml.py`` does not shadow a dependency.
 _FORKS = "import sys; sys.path.pop(0); from roller.server.fork_server import main; main(int(sys.argv[1]))"
-#: A process that was asked where it is answers within.
+#: Seconds to wait for the stack trace or exit status of a process.
 _ANSWER_S = 0.5
 
 
 class WorkerEnded(Exception):
-    """A process ended; its text says how."""
+    """A process ended; the text describes how."""
 
 
 class Worker:
-    """A process that profiles.
-
-    Parameters
-    ----------
-    pid
-        Its number.
-    reader, writer
-        Its conversation.
-    output, pipe
-        What it prints, and where that comes from.
-    """
+    """Connection to a profiling process."""
 
     def __init__(
         self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, output: asyncio.StreamReader,
@@ -66,7 +56,7 @@ class Worker:
         return tuple(self._lines)
 
     async def send(self, request: dict[str, Any]) -> None:
-        """Send a request."""
+        """Send a request in parts."""
         try:
             for part in in_parts(request):
                 text = json.dumps({**part, "blobs": []}).encode()
@@ -77,7 +67,7 @@ class Worker:
             raise WorkerEnded(await self.how_it_ended()) from None
 
     async def receive(self, change: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-        """Return the next answer."""
+        """Return the next answer; apply ``change`` to its data."""
         try:
             while True:
                 said = json.loads(await self._message())
@@ -99,7 +89,7 @@ class Worker:
             raise WorkerEnded("what is no answer") from None
 
     async def _message(self) -> bytes:
-        # Each read takes all or nothing, so a caller may be cancelled between the two and go on later.
+        # Each read is atomic, so a caller may be cancelled between the two and resume later.
         if self._size is None:
             (self._size,) = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
         if self._size + self._received_bytes > _LARGEST:
@@ -110,7 +100,7 @@ class Worker:
         return data
 
     async def how_it_ended(self) -> str:
-        """Return how the process ended, with the last line that it printed."""
+        """Describe how the process ended, with the last line that it printed."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(_ANSWER_S, asyncio.shield(self._draining))
         try:
@@ -122,7 +112,7 @@ class Worker:
         return how + (f" after it said: {last.strip()[:200]}" if last else "")
 
     async def where_it_is(self) -> tuple[str, ...]:
-        """Return the Python lines that the process runs, innermost first, as its fault handler prints them."""
+        """Return the process's Python stack, innermost line first, as its fault handler prints it."""
         before = len(self._lines)
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
@@ -130,12 +120,12 @@ class Worker:
         return tuple(self._lines)[before:] if len(self._lines) > before else tuple(self._lines)[-20:]
 
     def ended(self, status: int) -> None:
-        """Note that the process ended."""
+        """Record the exit status."""
         if not self._status.done():
             self._status.set_result(status)
 
     async def close(self) -> None:
-        """Close the conversation, and stop reading what the process, or what it left, prints."""
+        """Close the connection, and stop reading output of the process and its children."""
         self._draining.cancel()
         self._pipe.close()
         self._writer.close()
@@ -153,13 +143,7 @@ class Worker:
 
 
 class WorkerProcesses:
-    """Starts processes that profile, from one that has imported PyTorch.
-
-    Parameters
-    ----------
-    python
-        Interpreter with roller and PyTorch; by default this one.
-    """
+    """Fork profiling processes from one that has imported PyTorch."""
 
     def __init__(self, python: str = sys.executable) -> None:
         self._python = python
@@ -170,18 +154,18 @@ class WorkerProcesses:
         self._ready: asyncio.Future[None] | None = None
         self._forks: dict[int, asyncio.Future[int]] = {}
         self._workers: dict[int, Worker] = {}
-        #: Processes that ended before they were known here.
+        #: Exit statuses of processes that ended before they were registered here.
         self._early: dict[int, int] = {}
         self._count = 0
         self._killing: set[asyncio.Future[None]] = set()
 
     async def fork(self) -> Worker:
-        """Return a new process."""
+        """Fork a new process."""
         forking = asyncio.ensure_future(self._fork_in_turn())
         try:
             return await asyncio.shield(forking)
         except asyncio.CancelledError:
-            forking.add_done_callback(self._discard)  # nobody waits for it any more
+            forking.add_done_callback(self._discard)  # the caller no longer waits for it
             raise
 
     async def _fork_in_turn(self) -> Worker:
@@ -196,13 +180,13 @@ class WorkerProcesses:
             self.kill_soon(forking.result())
 
     def kill_soon(self, worker: Worker) -> None:
-        """Begin to kill a process, and what it started, without waiting for the end."""
+        """Start killing a process and its children without waiting for the end."""
         killing = asyncio.ensure_future(self.kill(worker))
         self._killing.add(killing)
         killing.add_done_callback(self._killing.discard)
 
     async def kill(self, worker: Worker) -> None:
-        """Kill a process, and what it started; return when it is gone."""
+        """Kill a process and its children; return when they are gone."""
         try:
             if self._socket is not None:
                 with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -261,7 +245,7 @@ class WorkerProcesses:
         self._reading = asyncio.ensure_future(self._read(ours, self._ready))
 
     async def _read(self, ours: socket.socket, ready: asyncio.Future[None]) -> None:
-        """Take what the forking process says, until it is gone."""
+        """Process messages of the fork server until it is gone."""
         loop, buffer = asyncio.get_running_loop(), b""
         try:
             with contextlib.suppress(OSError):
@@ -273,11 +257,11 @@ class WorkerProcesses:
             self._tell_the_end(ready)
 
     def _tell_the_end(self, ready: asyncio.Future[None]) -> None:
-        """Tell all who wait that the forking process is gone."""
+        """Fail all pending requests, since the fork server is gone."""
         gone = RollerError("serve: expected the process that forks, got its end. Try again.")
         if not ready.done():
             ready.set_exception(gone)
-            ready.exception()  # there may be nobody who waits for it
+            ready.exception()  # mark it as retrieved; there may be no waiter
         for waiting in self._forks.values():
             if not waiting.done():
                 waiting.set_exception(gone)

@@ -1,4 +1,4 @@
-"""Code for another processor is refused in words."""
+"""Check that this processor can run a kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roller.errors import LaunchError
 
 
 def check_features(name: str, needed: Collection[str]) -> None:
-    """Refuse code this machine's processor cannot run: its first instruction of that kind would end the process."""
+    """Raise if this processor lacks instructions of a kernel, which would end the process."""
     lacking = missing(needed)
     if not lacking and "amx_tile" in needed and not tiles_permitted():
         raise LaunchError(

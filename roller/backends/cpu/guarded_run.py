@@ -1,4 +1,4 @@
-"""Run a CPU kernel once on memory chosen by the caller, to see where it reads and writes."""
+"""Run a CPU kernel once on memory chosen by the caller, to detect accesses outside its arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.core.dtypes import storage_dtype
 
 
 class Place(Protocol):
-    """Where the memory of an argument comes from."""
+    """Allocator for the arguments of a kernel."""
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int) -> np.ndarray:
         """Return an array for the argument ``name``, aligned to ``alignment_bytes``."""
@@ -20,7 +20,7 @@ class Place(Protocol):
 
 
 def rehearse(kernel: CpuKernel, place: Place) -> None:
-    """Pack constants and call the kernel once, every argument, constants and panels too, where ``place`` puts it."""
+    """Pack constants and call the kernel once, with ``place`` as the allocator of every argument."""
     artifact, views = kernel.artifact, {}
     for a in artifact.arguments:
         stored = storage_dtype(a.dtype)

@@ -1,8 +1,7 @@
 """Run a CPU KernelArtifact on NumPy or any DLPack arrays, without TVM's compiler.
 
-The shared library needs TVM's small runtime (threads, workspaces): it is found by package metadata
-and loaded globally, and ``tvm`` itself is never imported (0.2 s to the first result in a fresh
-process, a few microseconds per call).
+The shared library needs TVM's small runtime (threads, workspaces), which is found by package metadata and loaded
+globally. ``tvm`` itself is never imported: 0.2 s to the first result in a fresh process, microseconds per call.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from roller.errors import LaunchError, counted
 from roller.targets import expect_language
 
 _RUNTIME = "libtvm_runtime.so"
-#: Where panels start, as code generation declares them.
+#: Alignment of panels in bytes, as code generation declares it.
 LINE_BYTES = 64
-#: Copies of constants that are taken in turn: of constants of a few KiB more would take longer to make than to time.
+#: Most copies of constants to rotate over; for constants of a few KiB, making more takes longer than timing.
 _MOST_COPIES = 1024
 _NDARRAY = np.ndarray
 
 
 @functools.cache
 def runtime() -> Any:
-    """Load TVM's runtime library once and return the ``tvm_ffi`` module."""
+    """Load TVM's runtime library once; return the ``tvm_ffi`` module."""
     try:
-        with left_out("torch"):  # its tensors come by DLPack whether that was loaded before or not
+        with left_out("torch"):  # tensors are passed by DLPack, with or without torch's extension
             import tvm_ffi
     except ImportError as err:
         raise LaunchError(
@@ -71,19 +70,12 @@ def _find_runtime() -> Path:
 
 
 class CpuKernel:
-    """A loaded CPU kernel.
-
-    Calls are re-entrant: workspaces belong to a call, so several threads may call one kernel.
-
-    Parameters
-    ----------
-    artifact
-        An artifact of language ``"llvm"`` that carries its library.
+    """Loaded CPU kernel; calls are re-entrant, since workspaces belong to a call.
 
     Raises
     ------
     LaunchError
-        Where the artifact is for another backend, was not built, or cannot be loaded here.
+        If the artifact is for another backend, was not built, or cannot be loaded here.
     """
 
     def __init__(self, artifact: KernelArtifact) -> None:
@@ -97,18 +89,18 @@ class CpuKernel:
         check_features(artifact.expression.name, artifact.target.get("features", ()))
         self.artifact = artifact
         self.cores = int(artifact.target.get("cores", 1))
-        #: Threads to have ready before a call; a kernel without parallel loops wakes nobody.
+        #: Threads to prepare before a call; none for a kernel without parallel loops.
         self._threads = self.cores if artifact.target.get("parallel", True) else 0
         self.module, self._function = _load(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
         self._inputs, self._outputs = slots_of(artifact)
         self._from_dlpack = runtime().from_dlpack
-        #: What every call takes after its own arrays: constants, and the panels they are packed into here.
+        #: Arguments of every call after the caller's arrays: constants, and panels packed from them here.
         self._held_arrays = self._prepared(constants) if constants else ()
         self._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
 
     def reshaped(self, artifact: KernelArtifact) -> CpuKernel:
-        """Return the kernel for arrays of other shapes, with this one's library, constants and panels."""
+        """Return the kernel for other shapes, sharing the library, constants and panels."""
         other = copy.copy(self)
         other.artifact = artifact
         other._inputs, other._outputs = slots_of(artifact)
@@ -116,11 +108,11 @@ class CpuKernel:
         return other
 
     def _sizes(self, artifact: KernelArtifact) -> list[Any]:
-        """Return what tells a kernel the sizes of a call: arrays of so many bytes, which nobody reads."""
+        """Return the size arguments of a call: arrays of a certain byte size whose contents are not read."""
         return [self._view(np.empty(a.shape, a.dtype)) for a in artifact.arguments if a.role == "size"]
 
     def _prepared(self, constants: dict[int, np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Pack the constants; return what a call takes of them and of their panels, in the kernel's order."""
+        """Pack the constants; return constants and panels in the kernel's argument order."""
         artifact = self.artifact
         arrays = {artifact.inputs[n].name: c.reshape(artifact.inputs[n].shape or (1,)) for n, c in constants.items()}
         panels = {a.name: _aligned(a.shape, a.dtype) for a in artifact.arguments if a.role == "panel"}
@@ -145,13 +137,10 @@ class CpuKernel:
         return result
 
     def bind(self, *arrays: Any, out: Any = None, rotating_bytes: int = 0) -> tuple[Callable[[], None], Any]:
-        """Check the arrays once and return ``(run, outputs)``: each ``run()`` is one bare kernel call.
-
-        With ``rotating_bytes`` every run takes the next copy of the constants and their panels, so many that all of
-        them together have these bytes: what no cache can keep comes from behind it each time.
-        """
+        """Check the arrays once; return ``(run, outputs)``, where ``run()`` is one bare kernel call."""
         views, result = self._views(arrays, out)
-        # The views are made once here and hold on to the arrays' memory.
+        # With rotating_bytes, runs rotate over copies of constants and panels of this total size, so that a smaller
+        # cache cannot hold them. The views keep the arrays' memory alive.
         bound = [self._from_dlpack(v) for v in views]
         sizes = self._held[len(self._held_arrays) :]
         runs = [
@@ -161,17 +150,15 @@ class CpuKernel:
         return (runs[0] if len(runs) == 1 else _Turns(runs)), result
 
     def _copies(self, total_bytes: int) -> list[tuple[Any, ...]]:
-        """Return more of what a call holds: with the first one ``total_bytes``, if that takes no more than it may."""
+        """Return additional copies of constants and panels, up to ``total_bytes`` with the first one."""
         own_bytes = sum(a.nbytes for a in self._held_arrays)
         count = max(1, min(_MOST_COPIES, math.ceil(total_bytes / own_bytes))) - 1 if own_bytes else 0
-        copies = [map(self._view, _copied(a, count)) for a in self._held_arrays]  # the views own them
+        copies = [map(self._view, _copied(a, count)) for a in self._held_arrays]  # views keep them alive
         return list(zip(*copies, strict=True))
 
     def _views(self, arrays: Sequence[Any], out: Any) -> tuple[list[np.ndarray], Any]:
-        """Return the checked arguments as the kernel takes them, and what the caller gets back.
-
-        Every call comes through here: no generator, no second pass, one look at an array that is as it should be.
-        """
+        """Return the checked arguments in the kernel's form, and the caller's result."""
+        # Hot path of every call: no generators, one pass, one check for an array that needs no conversion.
         slots = self._inputs
         name = self.artifact.expression.name
         if len(arrays) != len(slots):
@@ -194,7 +181,7 @@ class CpuKernel:
         return views, out
 
     def _add_outputs(self, out: Any, views: list[np.ndarray], name: str) -> None:
-        """Append the views of the caller's output arrays; each must lie apart from all before it."""
+        """Append the views of the caller's output arrays; raise if one overlaps another argument."""
         outputs = self._outputs
         given = (out,) if len(outputs) == 1 and not isinstance(out, (tuple, list)) else out
         if not isinstance(given, (tuple, list)) or len(given) != len(outputs):
@@ -216,7 +203,7 @@ class CpuKernel:
 
 
 class _Run:
-    """One bare call; keeps the library and the arrays' views alive."""
+    """Bare kernel call that keeps the library and the views alive."""
 
     __slots__ = ("function", "module", "threads", "views")
 
@@ -230,7 +217,7 @@ class _Run:
 
 
 class _Turns:
-    """Bare calls that alike take turns."""
+    """Call that rotates over equivalent bare calls."""
 
     __slots__ = ("_next",)
 
@@ -257,7 +244,7 @@ def _copied(array: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
-    """Load a library from memory; its temporary file is gone when this returns."""
+    """Load a library from memory through a temporary file."""
     ffi = runtime()
     with scratch_folder() as folder:
         path = Path(folder, "kernel.so")

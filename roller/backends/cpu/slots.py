@@ -1,4 +1,4 @@
-"""What a CPU kernel takes: the caller's arrays, checked, and as the kernel has them."""
+"""Arguments of a CPU kernel: check the caller's arrays and convert them to the kernel's form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.errors import LaunchError
 
 
 class Interface:
-    """Memory of a read-only array, offered as writable: kernels never write their inputs."""
+    """Array interface that marks read-only memory as writable; kernels never write their inputs."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -22,12 +22,12 @@ class Interface:
 
 
 def readable(array: np.ndarray) -> np.ndarray:
-    """Return an array as kernels take it, who never write their inputs: read-only memory is offered as writable."""
+    """Return an array whose memory is marked as writable, without a copy; kernels never write their inputs."""
     return array if array.flags.writeable else np.asarray(Interface(array))
 
 
 class _Typed(Protocol):
-    """A tensor of an expression, or a value of a model."""
+    """Tensor of an expression, or value of a model."""
 
     @property
     def name(self) -> str: ...
@@ -40,14 +40,14 @@ class _Typed(Protocol):
 
 
 class Slot:
-    """One argument: what the caller's array must look like, and its view for the kernel."""
+    """Argument of a kernel: checks the caller's array and returns its view."""
 
     def __init__(self, tensor: _Typed, kernel_shape: tuple[int, ...]) -> None:
         self.name, self.shape = tensor.name, tensor.shape
         self.dtype = numpy_dtype(tensor.dtype)
         self.kernel_shape = kernel_shape or (1,)
         self._bits = DTYPES[tensor.dtype].bits
-        #: Whether the kernel takes the array otherwise than the caller has it.
+        #: Whether the kernel's shape or dtype differs from the caller's.
         self.viewed = bool(self._bits) or self.kernel_shape != self.shape
         if math.prod(self.kernel_shape) != math.prod(self.shape):
             raise LaunchError(f"'{self.name}': kernel shape {kernel_shape} does not hold the elements of {self.shape}.")
@@ -58,7 +58,7 @@ class Slot:
                 f"{where}: argument '{self.name}': expected a plain array, got a masked one. "
                 "Kernels know no mask: pass .filled(value)."
             )
-        # Subclasses (matrix, memmap) reshape and convert in ways of their own: their memory is what counts.
+        # Subclasses (matrix, memmap) override reshape and conversion; use their memory only.
         array = np.asarray(value) if isinstance(value, np.ndarray) else _as_numpy(value, where, self.name)
         if array.shape != self.shape:
             raise LaunchError(
@@ -73,7 +73,7 @@ class Slot:
         return array
 
     def input(self, value: Any, where: str) -> np.ndarray:
-        """Return an input that is C-contiguous, aligned and can be handed over: a copy where it was not."""
+        """Return a C-contiguous, aligned input; copy if necessary."""
         array = self._array(value, where)
         flags = array.flags
         if not (flags.c_contiguous and flags.aligned):
@@ -81,7 +81,7 @@ class Slot:
         return readable(array)
 
     def output(self, value: Any, where: str) -> np.ndarray:
-        """Return a caller's output array, which must be as the kernel takes it."""
+        """Return a caller's output array; raise unless the kernel can write to it directly."""
         array = self._array(value, f"{where}: argument 'out'")
         flags = array.flags
         for held, wanted in ((flags.writeable, "a writable array"), (flags.c_contiguous, "a C-contiguous array"),
@@ -89,12 +89,12 @@ class Slot:
             if not held:
                 raise LaunchError(
                     f"{where}: argument 'out': '{self.name}': expected {wanted}, got one that is not. "
-                    "Pass numpy.empty(shape, dtype), or leave 'out' away."
+                    "Pass numpy.empty(shape, dtype), or leave 'out' out."
                 )
         return array
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """Return a contiguous array in the kernel's shape, as bits where NumPy has no name for its dtype."""
+        """Return a contiguous array in the kernel's shape; as bits for a dtype that NumPy lacks."""
         if self._bits:
             array = array.view(self._bits)
         return array.reshape(self.kernel_shape)
@@ -117,7 +117,7 @@ def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
 
 
 def slots_of(artifact: KernelArtifact) -> tuple[list[Slot], list[Slot]]:
-    """Return what a call takes, without constants, and what it writes."""
+    """Return the slots of a call's inputs, without constants, and of its outputs."""
     constants = {c.position for c in artifact.constants}
     pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
     outputs = zip(artifact.expression.output_tensors, artifact.outputs, strict=True)

@@ -1,8 +1,7 @@
-"""The worker threads of the CPU kernels: how many, and on which processors.
+"""Worker threads of CPU kernels: their number, and their processors.
 
-TVM keeps one pool per calling thread. Its workers are kept off the caller's processor: a scheduler that packs
-threads onto few processors wakes a worker where its caller runs, and both then share that processor for tens of
-milliseconds. The caller itself is never bound, so whatever else it calls runs where it likes.
+TVM keeps one pool per calling thread. Its workers avoid the caller's processor: a scheduler that packs threads wakes a
+worker where its caller runs, and both then share the processor for tens of milliseconds. The caller is never bound.
 """
 
 from __future__ import annotations
@@ -18,45 +17,41 @@ from typing import Any
 from roller.core.processor import granted
 from roller.errors import LaunchError
 
-#: ``int task(int task_id, TVMParallelGroupEnv* env, void* data)`` of TVM's parallel launch.
+#: ``int task(int task_id, TVMParallelGroupEnv* env, void* data)``, the callback of TVM's parallel launch.
 _TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 #: ``tvm::runtime::threading::ResetThreadPool()``: ends the workers of the calling thread's pool and starts new ones.
 _RESET = "_ZN3tvm7runtime9threading15ResetThreadPoolEv"
-#: How often a worker without work looks again before it sleeps: TVM's variable, and the fewest that outlast a fork.
+#: TVM's variable for the polls of an idle worker before it sleeps, and the fewest polls that outlast a fork.
 _SPINS, _SPINS_THROUGH_FORK = "TVM_THREAD_POOL_SPIN_COUNT", 100_000
-#: More threads than any pool has: TVM takes all there are.
+#: More threads than any pool has; TVM then uses all.
 _ALL = 1 << 16
 _pools = threading.local()
 
 
 def prepare() -> None:
-    """Let TVM's pools use every processor, unpinned, unless the user said otherwise.
-
-    TVM reads these variables at every parallel launch: without the first it takes half the
-    processors, without the second it pins the caller too, and the workers of several pools onto one core.
-    """
+    """Configure TVM's pools to use every processor, unpinned, unless the user set its variables."""
+    # TVM reads these variables at every parallel launch. Without the first it uses half the processors; without the
+    # second it pins the caller too, and the workers of several pools to one core.
     os.environ.setdefault("TVM_NUM_THREADS", str(len(processors())))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
 @functools.cache
 def processors() -> tuple[int, ...]:
-    """Return the processors this process was given; a thread bound to one of them later takes nothing from the pools.
-
-    (OpenMP binds its caller where ``OMP_PROC_BIND`` says so.)
-    """
+    """Return the processors this process had at the first call; later binding of a thread does not change them."""
+    # OpenMP binds the calling thread if OMP_PROC_BIND is set.
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def most_threads() -> int:
-    """Return how many threads of this process can run at a time."""
+    """Return the number of threads of this process that can run simultaneously."""
     return granted(len(processors()))
 
 
 def places(workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]) -> list[set[int]]:
-    """Return the processors of every worker: one each, never the caller's, whole cores before their siblings.
+    """Return the processors of every worker: one each, never the caller's, separate cores first.
 
     Examples
     --------
@@ -71,18 +66,18 @@ def places(workers: int, caller: int, processors: Sequence[int], core_of: Callab
             (siblings if core_of(p) in taken else first).append(p)
             taken.add(core_of(p))
     free = [*first, *siblings]
-    if len(free) < workers:  # more threads than processors: the scheduler shares them out
+    if len(free) < workers:  # more threads than processors; the scheduler distributes them
         return [set(free) or set(processors)] * workers
     return [{p} for p in free[:workers]]
 
 
-#: Where Linux lists its processors.
+#: Folder in which Linux lists the processors.
 _PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 @functools.cache
 def core_name(processor: int) -> str:
-    """Return the hardware threads of the core of ``processor``; its own number where the system does not tell."""
+    """Identify the core of ``processor`` by its hardware threads; by its own number if they are unknown."""
     try:
         return (_PROCESSORS / f"cpu{processor}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -90,14 +85,12 @@ def core_name(processor: int) -> str:
 
 
 class Pool:
-    """The pool of the thread that makes it.
+    """TVM's pool of the thread that creates this object.
 
     Parameters
     ----------
-    library
-        TVM's loaded runtime library.
     configure
-        ``runtime.config_threadpool``; ``None`` where the runtime has none.
+        ``runtime.config_threadpool``; ``None`` if the runtime has none.
     """
 
     def __init__(self, library: ctypes.CDLL, configure: Any) -> None:
@@ -110,7 +103,7 @@ class Pool:
         self._lost = False
 
     def use(self, cores: int) -> None:
-        """Run the calling thread's kernels on ``cores`` threads, itself among them."""
+        """Run the calling thread's kernels on ``cores`` threads, including itself."""
         if self._lost:
             self._replace()
         if self._configure is not None:
@@ -119,17 +112,16 @@ class Pool:
         self.workers = self._found() if self._where is not None and not self._bound and cores > 1 else []
 
     def part(self) -> None:
-        """Keep the workers off the processor the caller runs on now; 0.1 us where it has not moved."""
+        """Move workers off the caller's current processor; takes 0.1 us if the caller has not moved."""
         if self.workers and self._where is not None:
             caller = self._where()
             if caller != self.caller:
                 self._move(caller)
 
     def wake(self) -> None:
-        """Have every worker awake for a while: a process forked while one sleeps cannot even take the pool down.
-
-        (The condition variable the worker sleeps on waits for it for ever.)
-        """
+        """Wake all workers before a fork."""
+        # A process forked while a worker sleeps could not destroy the pool: the condition variable on which the worker
+        # sleeps waits for it forever.
         if self._lost or self._configure is None:
             return
         self._configure(1, _ALL)
@@ -137,7 +129,7 @@ class Pool:
         self._library.TVMBackendParallelLaunch(_TASK(lambda _task, _env, _data: 0), None, 0)
 
     def lose(self) -> None:
-        """Note that this is a forked process: threads do not survive a fork, their pool's memory does."""
+        """Mark the pool as lost in a forked process: its threads are gone, its memory is not."""
         self.cores, self.workers, self._lost = 0, [], True
 
     def _replace(self) -> None:
@@ -156,12 +148,12 @@ class Pool:
         for worker, where in zip(self.workers, places(len(self.workers), caller, processors(), core_name), strict=True):
             try:
                 os.sched_setaffinity(worker, where)
-            except OSError:  # a processor went away, or a sandbox forbids it: placement is an optimisation
+            except OSError:  # a processor is offline, or a sandbox forbids it; placement is only an optimisation
                 self.workers = []
                 return
 
     def _found(self) -> list[int]:
-        """Return the kernel's thread ids of the workers, as they report them."""
+        """Return the thread ids of the workers, as they report them."""
         ids: set[int] = set()
 
         def report(_task: int, _env: Any, _data: Any) -> int:
@@ -173,7 +165,7 @@ class Pool:
 
 
 def ready(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
-    """Make the calling thread's pool ready for a kernel on ``cores`` threads; 0.2 us where nothing changed."""
+    """Prepare the calling thread's pool for a kernel on ``cores`` threads; takes 0.2 us if nothing changed."""
     mine: Pool | None = getattr(_pools, "mine", None)
     if mine is None:
         mine = _pools.mine = Pool(*library())
@@ -183,7 +175,7 @@ def ready(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
 
 
 def thread_ids() -> tuple[int, ...] | None:
-    """Return the system's ids of the threads that run the calling thread's kernels; ``None`` where they are unknown."""
+    """Return the ids of the threads that run the calling thread's kernels; ``None`` if they are unknown."""
     mine: Pool | None = getattr(_pools, "mine", None)
     if mine is None or (mine.cores > 1 and not mine.workers):
         return None

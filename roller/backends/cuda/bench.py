@@ -1,6 +1,6 @@
-"""Times the cases of a probe on a GPU: one module, its buffers, ``n`` and ``2n`` steps of a kernel in turn.
+"""Time the cases of a probe on a GPU: ``n`` and ``2n`` steps of a kernel in turn.
 
-Needs no compiler and no artifact: an image, raw buffers, integers. Runs inside the device process.
+It needs no compiler and no artifact, only an image, raw buffers and integers. Runs inside the device process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from roller.backends.cuda.memory import Buffer
 from roller.backends.cuda.runtime import fitting, queued, timed
 from roller.errors import LaunchError
 
-#: The short run of a case lasts about this long (s); launches and timer ticks are far below.
+#: Target time of a case's short run in seconds, far above launches and timer ticks.
 TARGET_S = 0.4e-3
-#: Runs of each kind, and seconds a case may take for them.
+#: Runs of each kind, and time budget of a case in seconds.
 WINDOWS, BUDGET_S = 16, 0.25
 _MIN_WINDOWS = 6
 _MOST_STEPS = 1 << 24
@@ -26,25 +26,17 @@ _WORD = 4
 
 
 class Bench:
-    """The cases of one plan on one device.
+    """Cases of one plan on one device.
 
     Parameters
     ----------
-    cp
-        The CuPy module.
-    stream
-        Where everything runs.
-    image
-        Built kernels.
     inputs
-        ``(words, block that is repeated)`` of each input buffer.
-    output_words
-        Of the output buffer.
+        ``(words, repeated block)`` of each input buffer.
 
     Raises
     ------
     LaunchError
-        Where the image does not fit the device, or the device has too little memory.
+        If the image does not fit the device, or the device has too little memory.
     """
 
     def __init__(
@@ -61,7 +53,7 @@ class Bench:
             buffer.repeat(block)
 
     def run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Run a case once with few steps for its results, then time it."""
+        """Run a case once with few steps for its results, then time it; ``once`` and ``twice`` are seconds per run."""
         try:
             function = self._image.get_function(case["entry"])
         except RuntimeError as err:
@@ -75,7 +67,7 @@ class Bench:
 
 
 class _One:
-    """One case being timed."""
+    """Case being timed."""
 
     def __init__(
         self, cp: Any, stream: Any, function: Any, case: Mapping[str, Any], source: Buffer, output: Buffer,
@@ -101,7 +93,7 @@ class _One:
             values[place] = self._first
             self._first = (self._first + steps * per_step) % modulo
         self._p.write(0, np.array(values, np.int32))
-        self._cp.cuda.runtime.deviceSynchronize()  # the copy is not ordered with the stream
+        self._cp.cuda.runtime.deviceSynchronize()  # the copy is not ordered by the stream
         start_all = self._queue(steps) if case["launches"] else self._launch
         return timed(self._cp, self._stream, start_all)
 
@@ -110,7 +102,7 @@ class _One:
         self._function(grid, block, self._arguments, 0, self._stream)
 
     def _queue(self, launches: int) -> Callable[[], None]:
-        """Return what starts many launches, as kernels are timed."""
+        """Return a function that starts many launches, as a graph if possible."""
 
         def loop() -> None:
             for _ in range(launches):
@@ -121,7 +113,7 @@ class _One:
         return self._queues[launches]
 
     def time(self) -> dict[str, Any]:
-        """Find how many steps last long enough, then run ``n`` and ``2n`` of them in turn."""
+        """Find the number of steps that reaches the target time, then time ``n`` and ``2n`` steps in turn."""
         most = _MOST_LAUNCHES if self._case["launches"] else _MOST_STEPS
         steps = min(most, max(1, math.ceil(TARGET_S / self._case["seconds"])))
         for _ in range(4):

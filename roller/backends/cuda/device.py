@@ -1,7 +1,7 @@
-"""The device side of profiling on a GPU: inputs there, one checked run, then careful timing.
+"""Device side of profiling on a GPU: allocate inputs, check one run, then time it.
 
 Runs inside the device process (:mod:`roller.runtime.worker`). An exception other than a
-:class:`~roller.errors.RollerError` means the device is in doubt, and ends that process.
+:class:`~roller.errors.RollerError` means that the device's state is unknown, and ends the process.
 """
 
 from __future__ import annotations
@@ -25,42 +25,29 @@ from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 from roller.expr import TensorExpr
 
-#: Roles of memory that belongs to the kernel.
+#: Roles of memory owned by the kernel.
 _OWN = ("workspace", "panel")
-#: Runs shorter than this are timed as graphs of many, so that launches do not count (seconds).
+#: Seconds below which runs are timed as graphs of many launches, which hides the launch overhead.
 GRAPH_BELOW_S = 100e-6
-#: One graph lasts about this long (seconds), within these bounds on launches.
+#: Target time of a graph in seconds, and most launches in it.
 _GRAPH_S, _MOST_LAUNCHES = 400e-6, 512
-#: Sets of buffers that short runs rotate over, at most.
+#: Most sets of buffers that short runs rotate over.
 _MOST_SETS = 64
 _MIN_SAMPLES, _MAX_SAMPLES = 7, 60
-#: A first run below this is never a loser: its time is the launch (seconds).
+#: Seconds below which a first run never drops a candidate: its time is mostly the launch.
 _DROP_ABOVE_S = 50e-6
-#: Work before the first timing; an idle GPU runs at a fraction of its clock (seconds).
+#: Seconds of work before the first timing; an idle GPU runs at a fraction of its clock.
 _WAKE_S = 0.3
-#: Work after a pause in which only the host was busy (s).
+#: Seconds of work after a pause in which only the host was busy.
 _STAY_AWAKE_S = 0.05
 
 
 class OutOfBoundsError(RuntimeError):
-    """A kernel wrote where none of its buffers is."""
+    """A kernel wrote outside its buffers."""
 
 
 class CudaDevice:
-    """One GPU.
-
-    Parameters
-    ----------
-    index
-        Number of the device.
-    options
-        None are known.
-
-    Raises
-    ------
-    LaunchError
-        Where CuPy or the device is missing.
-    """
+    """Opened NVIDIA GPU; raises :class:`LaunchError` if CuPy or the device is missing."""
 
     def __init__(self, index: int, options: Mapping[str, str]) -> None:
         del options
@@ -80,16 +67,16 @@ class CudaDevice:
         return cupy()
 
     def properties(self) -> dict[str, Any]:
-        """Return what the device says of itself; see ``DeviceProperties``."""
+        """Return the properties of the device; see ``DeviceProperties``."""
         return self._said
 
     def prepare(self, expression: TensorExpr, seed: int, points: Sequence[np.ndarray]) -> None:
-        """Allocate and fill inputs and outputs; drop those of the expression before."""
+        """Allocate and fill inputs and outputs; free those of the previous expression."""
         self._module, self._scratch, self._sets = None, [], []
         self._cp.get_default_memory_pool().free_all_blocks()
         self._expression, self._points = expression, points
         needed = sum(t.nbytes for t in (*expression.inputs, *expression.output_tensors))
-        # Short runs rotate over enough copies to exceed the cache; larger data exceed it by themselves.
+        # Short runs rotate over enough copies to exceed the cache; larger data exceed it anyway.
         sets = max(1, min(_MOST_SETS, math.ceil(2 * self._said["cache_bytes"] / max(needed, 1))))
         try:
             for _ in range(sets):
@@ -133,7 +120,8 @@ class CudaDevice:
         ]
 
     def time(self, candidate_id: str, budget_s: float, drop_s: float | None) -> dict[str, Any]:
-        """Time the candidate just checked."""
+        """Time the candidate checked last."""
+        # A single warm run above drop_s ends the measurement.
         del candidate_id
         self._awake()
         self._cold(lambda: self._launch(0))
@@ -156,11 +144,11 @@ class CudaDevice:
 
     @property
     def _events(self) -> str:
-        """How single runs are timed."""
+        """Name of the timing method of single runs."""
         return "events" if self._flush is None or self._flush.reads else "events, the cache overwritten before"
 
     def usable(self) -> bool:
-        """Whether the device still answers: after some faults every further call fails, whatever it is."""
+        """Return whether the device still answers; after some faults every further call fails."""
         try:
             self._cp.cuda.runtime.deviceSynchronize()
         except RuntimeError:  # CUDARuntimeError
@@ -168,24 +156,24 @@ class CudaDevice:
         return True
 
     def probe_load(self, image: bytes, inputs: Sequence[tuple[int, np.ndarray]], output_words: int) -> None:
-        """Load the kernels and buffers of a probe's plan; drop those before."""
+        """Load the kernels and buffers of a probe's plan; free the previous ones."""
         self._module, self._scratch, self._sets, self._bench = None, [], [], None
         self._cp.get_default_memory_pool().free_all_blocks()
         self._awake(_STAY_AWAKE_S)
         self._bench = Bench(self._cp, self._stream, image, inputs, output_words)
 
     def probe_run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Check and time one case of the plan loaded last; see :meth:`Bench.run`."""
+        """Check and time one case of the loaded plan; see :meth:`Bench.run`."""
         assert self._bench is not None
         return self._bench.run(case, check_steps)
 
     def _launch(self, number: int) -> None:
-        """Start all kernels on buffer set ``number`` (modulo their count)."""
+        """Start all kernels on buffer set ``number`` (modulo the number of sets)."""
         assert self._module is not None
         self._module.launch(self._pointers(number), self._stream)
 
     def _pointers(self, number: int) -> dict[str, int]:
-        """Addresses of all arguments with buffer set ``number``; constants are the same in all sets, panels common."""
+        """Return the addresses of all arguments with buffer set ``number``; all sets share constants and panels."""
         assert self._module is not None
         inputs, outputs = self._sets[number % len(self._sets)]
         artifact = self._module.artifact
@@ -194,7 +182,7 @@ class CudaDevice:
         return {n: b.ptr for n, b in zip(names, (*inputs, *outputs, *self._scratch), strict=True)}
 
     def _cold(self, run: Callable[[], None]) -> float:
-        """Return the seconds of one run, by events, after the last-level cache was emptied."""
+        """Return the seconds of one run, timed by events after the last-level cache was emptied."""
         if self._flush is None:
             units = self._said["units"]
             self._flush = Flush(self._cp, self._stream, self._said["cache_bytes"], units, self._flush_image())
@@ -202,14 +190,12 @@ class CudaDevice:
         return timed(self._cp, self._stream, run)
 
     def _flush_image(self) -> bytes | None:
-        """Return the kernel that reads a buffer; ``None`` where there is none for this device."""
+        """Return the kernel that reads a buffer; ``None`` if there is none for this device."""
         return PTX
 
     def _graphs(self, first_s: float, budget_s: float) -> list[float]:
-        """Time graphs of many launches, rotating over the buffer sets; seconds per launch.
-
-        CuPy captures no graphs on HIP: there the launches follow each other, and their cost shows below some 5 us.
-        """
+        """Time graphs of many launches that rotate over the buffer sets; return seconds per launch."""
+        # CuPy captures no graphs on HIP: launches follow each other there, and their overhead shows below some 5 us.
         wanted = math.ceil(_GRAPH_S / max(first_s, 1e-6))
         sets = len(self._sets)
         launches = min(_MOST_LAUNCHES, math.ceil(max(wanted, sets) / sets) * sets)
@@ -224,7 +210,7 @@ class CudaDevice:
         return [timed(self._cp, self._stream, go) / launches for _ in range(count)]
 
     def _awake(self, again_s: float = 0.0) -> None:
-        """Keep the device busy, so that its clock is up: long before the first timing, ``again_s`` after each pause."""
+        """Keep the device busy to raise its clock: long before the first timing, ``again_s`` after each pause."""
         seconds = _WAKE_S if self._flush is None else again_s
         if seconds:
             end = time.perf_counter() + seconds

@@ -1,4 +1,4 @@
-"""Empty a GPU's last-level cache between samples by reading: what was written would be written back while timing."""
+"""Empty a GPU's last-level cache by reading; written lines would be written back while timing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from roller.backends.cuda.runtime import allocate
 
 ENTRY = "roller_read"
 _THREADS, _VECTOR_BYTES = 256, 16
-#: The buffer is this many times the cache, and at least so large (bytes): a cache keeps some lines for a while.
+#: Size of the buffer relative to the cache, and least size in bytes; a cache keeps some lines longer.
 _TIMES, _LEAST_BYTES = 2, 1 << 25
-#: Blocks per unit: enough for all the memory's bandwidth.
+#: Blocks per unit, enough to saturate the memory's bandwidth.
 _BLOCKS_PER_UNIT = 4
 
-#: For devices of the language HIP, built where a compiler is. The store never happens: the buffer holds zeros.
+#: Source for HIP, built where a compiler is. The store never happens, since the buffer holds zeros.
 SOURCE = """
 struct alignas(16) Four { unsigned x, y, z, w; };
 extern "C" __global__ void roller_read(const Four* data, const unsigned long long* count, unsigned* out) {
@@ -26,7 +26,7 @@ extern "C" __global__ void roller_read(const Four* data, const unsigned long lon
   if (seen != 0) *out = seen;
 }
 """
-#: The same as PTX of an early version, which every driver compiles: the machine may have no compiler.
+#: The same kernel in an early version of PTX, which every driver compiles; the machine may have no compiler.
 PTX = b"""
 .version 6.0
 .target sm_50
@@ -74,24 +74,18 @@ $L__END:
 
 
 class Flush:
-    """A buffer larger than the last-level cache, and the kernel that reads it.
+    """Buffer larger than the last-level cache, and the kernel that reads it.
 
     Parameters
     ----------
-    cp
-        The CuPy module.
-    stream
-        Where everything runs.
-    cache_bytes, units
-        Of the device.
     image
-        The built kernel; without one, or where the driver refuses it, the buffer is overwritten instead, and lines
-        that are still to be written back make what follows look slower.
+        Built kernel. Without one, or if the driver refuses it, the buffer is overwritten instead, and the write-back
+        makes the following run look slower.
     """
 
     def __init__(self, cp: Any, stream: Any, cache_bytes: int, units: int, image: bytes | None) -> None:
         self._stream, self._bytes = stream, max(_TIMES * cache_bytes, _LEAST_BYTES) // _VECTOR_BYTES * _VECTOR_BYTES
-        # Behind the buffer: the number of its vectors, and the word that is never written.
+        # After the buffer: the number of its vectors, and the word that is never written.
         self._memory = allocate(cp, self._bytes + _VECTOR_BYTES)
         self._memory.memset(0, self._bytes + _VECTOR_BYTES)
         count = np.array([self._bytes // _VECTOR_BYTES], np.uint64)
@@ -103,11 +97,11 @@ class Flush:
 
     @property
     def reads(self) -> bool:
-        """Whether it leaves nothing to be written back."""
+        """Whether the flush leaves no lines to write back."""
         return self._read is not None
 
     def start(self) -> None:
-        """Empty the cache, in the order of the stream."""
+        """Queue the flush in the stream."""
         if self._read is None:
             self._memory.memset_async(0, self._bytes, self._stream)
         else:

@@ -1,4 +1,4 @@
-"""Where NVRTC and CUDA's headers are: pip wheels of CUDA 12 or 13, or a toolkit; nothing is loaded here."""
+"""Find NVRTC and CUDA's headers in pip wheels of CUDA 12 or 13, or in a toolkit, without loading them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from roller.errors import BuildError
 
-#: Releases whose images this code knows to load, the newest first: it compiles best for what it knows.
+#: Supported CUDA releases, newest first, which compiles best for the architectures it knows.
 MAJORS = (13, 12)
-#: A header every kernel of half precision needs, and one of matrix units that not every release ships with the first.
+#: Header of half precision, and header of matrix units, which some releases ship separately.
 HEADER, MATRIX_HEADER = "cuda_fp16.h", "crt/mma.h"
-#: Where wheels put the library and headers, below a folder Python imports from.
+#: Folders of the library and headers in wheels, relative to a folder of ``sys.path``.
 _WHEELS = {
     12: ("nvidia/cuda_nvrtc/lib", ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include")),
     13: ("nvidia/cu13/lib", ("nvidia/cu13/include",)),
 }
-#: Where a toolkit has them, below its root.
+#: Folders of the library and headers in a toolkit, relative to its root.
 _LIBRARIES, _INCLUDES = ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"), (
     "include", "targets/x86_64-linux/include", "targets/sbsa-linux/include"
 )  # fmt: skip
@@ -30,17 +30,7 @@ REMEDY = "Install the CUDA wheels with 'pip install roller[cuda12]' (roller[cuda
 
 @dataclass(frozen=True)
 class Installed:
-    """One NVRTC and the headers for it.
-
-    Parameters
-    ----------
-    library
-        The shared library.
-    includes
-        Folders with CUDA's headers.
-    major
-        CUDA release.
-    """
+    """NVRTC library with the folders of its headers and its CUDA release."""
 
     library: Path
     includes: tuple[Path, ...]
@@ -48,7 +38,7 @@ class Installed:
 
 
 def every() -> tuple[Installed, ...]:
-    """Return all NVRTC to build with: that of the newest release first, of one release that of wheels first."""
+    """Return all usable NVRTC libraries: newest release first, wheels before toolkits of the same release."""
     complete: list[Installed] = []
     without: list[Path] = []
     for library, includes, major in _candidates():
@@ -66,7 +56,7 @@ def every() -> tuple[Installed, ...]:
 
 
 def _candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
-    """Yield libraries with the folders of headers that belong to them, the preferred one first."""
+    """Yield libraries with the folders of their headers, the preferred one first."""
     for major in MAJORS:
         library, includes = _WHEELS[major]
         for root in _import_folders():
@@ -81,7 +71,7 @@ def _candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
 
 
 def _with_headers(includes: Sequence[Path], major: int) -> tuple[Path, ...] | None:
-    """Return the folders of headers that are there, a toolkit's of the same release for what wheels leave out."""
+    """Return the existing header folders, completed from a toolkit of the same release; ``None`` without the header."""
     present = [p for p in includes if p.is_dir()]
     for wanted in (HEADER, MATRIX_HEADER):
         if not any((p / wanted).is_file() for p in present):
@@ -91,7 +81,7 @@ def _with_headers(includes: Sequence[Path], major: int) -> tuple[Path, ...] | No
 
 
 def toolkits() -> list[Path]:
-    """Return the roots of CUDA toolkits: those the environment names, that of PATH's ``nvcc``, the usual places."""
+    """Return the roots of CUDA toolkits: from the environment, from ``nvcc`` on PATH, and in usual places."""
     named = [os.environ[n] for n in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(n)]
     nvcc = shutil.which("nvcc")
     beside = [str(Path(nvcc).resolve().parents[1])] if nvcc else []
@@ -101,7 +91,7 @@ def toolkits() -> list[Path]:
 
 
 def _release(root: Path) -> int | None:
-    """Return the release of a toolkit by the library it has."""
+    """Return the release of a toolkit according to its library."""
     return next((n for n in MAJORS for f in _LIBRARIES if (root / f / f"libnvrtc.so.{n}").is_file()), None)
 
 

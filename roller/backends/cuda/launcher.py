@@ -1,7 +1,6 @@
-"""Run built CUDA artifacts on CuPy, torch or any DLPack arrays, zero copy, on the caller's stream.
+"""Run built CUDA artifacts on CuPy, torch or any DLPack arrays, without copies, on the caller's stream.
 
-Written against the documented interfaces of CuPy 14 and held by tests to a stand-in for it; no device has run it
-yet.
+Written for the documented interfaces of CuPy 14; tests use a stand-in for it.
 """
 
 from __future__ import annotations
@@ -24,35 +23,28 @@ from roller.errors import LaunchError, counted
 from roller.expr import Tensor
 from roller.targets import expect_language
 
-#: Vector accesses of the kernels start at multiples of this many bytes.
+#: Alignment in bytes that vector accesses of the kernels need.
 _ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """One argument a caller passes or receives: the tensor of the expression, the argument of the kernel."""
+    """Argument of a call: tensor of the expression, and argument of the kernel."""
 
     tensor: Tensor
     argument: Argument
 
 
 class CudaKernel:
-    """A loaded kernel.
-
-    Calls are re-entrant: workspaces and outputs belong to a call, and all work goes to one stream.
-
-    Parameters
-    ----------
-    artifact
-        Of the kernel's language, built (its ``binary`` is a cubin).
+    """Loaded CUDA kernel; calls are re-entrant, since workspaces and outputs belong to a call.
 
     Raises
     ------
     LaunchError
-        Where the artifact is not built, or CuPy or a device is missing.
+        If the artifact is not built, or CuPy or a device is missing.
     """
 
-    #: Language of the artifacts, and its name in errors.
+    #: Language of the artifacts, and its name in error messages.
     language: ClassVar[str] = "cuda"
     label: ClassVar[str] = "CUDA"
 
@@ -75,7 +67,7 @@ class CudaKernel:
         self._resident: dict[int, tuple[dict[int, Any], dict[str, Any]]] = {}
 
     def reshaped(self, artifact: KernelArtifact) -> CudaKernel:
-        """Return the kernel for other sizes; images and packed constants are shared."""
+        """Return the kernel for other sizes, sharing images and packed constants."""
         out = type(self)(replace(artifact, binary=self.artifact.binary, build=self.artifact.build))
         out._images, out._resident, out._constants = self._images, self._resident, self._constants
         return out
@@ -84,15 +76,15 @@ class CudaKernel:
         return cupy()
 
     def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
-        """Run the kernel; returns when the work is queued, not when it is done.
+        """Run the kernel; return when the work is queued, not when it is done.
 
         Notes
         -----
-        Torch tensors, results included, are recorded on a stream that is not torch's current one: their memory is not
-        given out again before the kernel is done with it, even where the tensor is dropped at once.
+        Torch tensors, including results, are recorded on a stream that is not torch's current one, so that their
+        memory is not reused before the kernel is done, even if a tensor is dropped at once.
 
-        The first call on a device loads the kernel, copies constants there and waits for the stream, which no stream
-        under capture allows: call once before a graph is captured.
+        The first call on a device loads the kernel, copies constants and waits for the stream, which is not allowed
+        while a stream is captured: call once before capturing a graph.
         """
         name = self.artifact.expression.name
         refuse_unknown(name, self.label, options, ("out", "stream"), "Leave it out.")
@@ -120,7 +112,7 @@ class CudaKernel:
         return result[0] if len(result) == 1 else tuple(result)
 
     def _module(self, device: int) -> Module:
-        """Return the kernels on a device: an image is loaded once for all sizes."""
+        """Return the kernels on a device; an image is loaded once for all sizes."""
         found = self._modules.get(device)
         if found is None:
             image = self._images.get(device) or self._images.setdefault(device, Module(self._cupy, self.artifact))
@@ -128,7 +120,7 @@ class CudaKernel:
         return found
 
     def _on_device(self, device: int, module: Module, stream: Any) -> tuple[dict[int, Any], dict[str, Any]]:
-        """Return the constants on a device, and the panels made of them: by the first call, for calls on any stream."""
+        """Return the constants and panels on a device; the first call creates them for calls on any stream."""
         if device not in self._resident:
             copied = {n: self._cupy.asarray(a) for n, a in self._constants.items()}
             own = (a for a in self.artifact.arguments if a.role == "panel")
@@ -142,7 +134,7 @@ class CudaKernel:
 
     @contextlib.contextmanager
     def _on(self, stream: Any, torch_device: Any) -> Iterator[tuple[Any, int]]:
-        """Make the caller's device and stream CuPy's current ones, so that DLPack orders the work behind theirs."""
+        """Make the caller's device and stream current in CuPy, so that DLPack orders work after theirs."""
         cuda = self._cupy.cuda
         device = torch_device.index if torch_device is not None else cuda.runtime.getDevice()
         if stream is None and torch_device is not None:
@@ -151,7 +143,7 @@ class CudaKernel:
             yield current, device
 
     def _made(self, torch_device: Any) -> list[Any]:
-        """Allocate the outputs: with the caching allocator of whoever will free them."""
+        """Allocate the outputs with the caching allocator of the library that will free them."""
         tensors = [s.tensor for s in self._outputs]
         if torch_device is None:
             return [self._cupy.empty(t.shape, storage_dtype(t.dtype)) for t in tensors]
@@ -159,7 +151,7 @@ class CudaKernel:
         return [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=torch_device) for t in tensors]
 
     def _view(self, value: Any, slot: _Slot) -> Any:
-        """Return a CuPy view of an array, its dtype and shape checked."""
+        """Return a CuPy view of an array after checking its dtype and shape."""
         tensor, where = slot.tensor, f"{self.artifact.expression.name}: argument '{slot.tensor.name}'"
         dtype = str(value.dtype).removeprefix("torch.") if hasattr(value, "dtype") else type(value).__name__
         shape = tuple(getattr(value, "shape", ()))
@@ -198,13 +190,13 @@ class CudaKernel:
 
 
 def device_view(cp: Any, value: Any, where: str) -> Any:
-    """Return an array on the device as one of CuPy, without a copy; bfloat16 of torch and the like as bits."""
+    """Return a device array as a CuPy array without a copy; bfloat16 and the like as bits."""
     if isinstance(value, cp.ndarray):
         return value
     if is_torch(value):
         value = value.detach()
         row = DTYPES.get(str(value.dtype).removeprefix("torch."))
-        if row is not None and row.bits:  # CuPy need not know the dtype
+        if row is not None and row.bits:  # CuPy may lack the dtype
             value = value.view(getattr(sys.modules["torch"], "int16" if row.itemsize_bytes == 2 else "uint8"))
     try:
         check_memory(value)
@@ -216,7 +208,7 @@ def device_view(cp: Any, value: Any, where: str) -> Any:
 
 
 class _Foreign:
-    """The stream protocol of CUDA for libraries that have streams but not the protocol."""
+    """CUDA's stream protocol for streams of libraries that do not implement it."""
 
     def __init__(self, pointer: int, owner: Any) -> None:
         self.pointer, self.owner = pointer, owner
@@ -227,7 +219,7 @@ class _Foreign:
 
 
 def as_cupy(cuda: Any, stream: Any) -> Any:
-    """Return a stream as CuPy's; the current one for ``None``."""
+    """Return a stream as a CuPy stream; the current one for ``None``."""
     if stream is None:
         return cuda.get_current_stream()
     if isinstance(stream, cuda.Stream):
@@ -235,13 +227,13 @@ def as_cupy(cuda: Any, stream: Any) -> Any:
     pointer = stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.ptr
     if not pointer:
         return cuda.Stream.null
-    if hasattr(cuda.Stream, "from_external"):  # CuPy 14; what came before it warns there
+    if hasattr(cuda.Stream, "from_external"):  # CuPy 14, where the older class is deprecated
         return cuda.Stream.from_external(_Foreign(pointer, stream))
     return cuda.ExternalStream(pointer)
 
 
 def _record(arrays: Sequence[Any], stream: Any, pointer: int) -> None:
-    """Tell torch's allocator of a stream that works on its tensors: it knows the one they were made on alone."""
+    """Record a stream on torch tensors, whose allocator knows only the stream they were created on."""
     for tensor in arrays:
         if not is_torch(tensor) or not tensor.is_cuda:
             continue
@@ -254,7 +246,7 @@ def _record(arrays: Sequence[Any], stream: Any, pointer: int) -> None:
 
 
 def is_torch(value: Any) -> bool:
-    """Whether a value is of torch, which need not be installed."""
+    """Return whether a value is a torch object, without importing torch."""
     return type(value).__module__.partition(".")[0] == "torch"
 
 

@@ -1,7 +1,6 @@
-"""Device memory of the profiler: buffers between guards, inputs by tiled copies, elements fetched one by one.
+"""Device memory of the profiler: guarded buffers, inputs by tiled copies, single elements read back.
 
-Only copies and memsets, never a kernel of CuPy's own: those would be compiled on first use, and the machine may
-have no compiler.
+It uses only copies and memsets: CuPy would compile its own kernels on first use, and the machine may have no compiler.
 """
 
 from __future__ import annotations
@@ -15,38 +14,30 @@ import numpy as np
 from roller.backends.cuda.runtime import allocate
 from roller.backends.periodic import PeriodicInput
 
-#: Bytes before and after every buffer that a correct kernel never writes.
+#: Bytes before and after every buffer, which a correct kernel never writes.
 GUARD_BYTES = 1 << 16
 _GUARD, _POISON = 0xA5, 0xFF
-#: Outputs with more compared elements than this are fetched whole.
+#: Number of compared elements above which an output is copied whole.
 _ONE_BY_ONE = 4096
 
 
 class Buffer:
-    """Device memory between two guards.
-
-    Parameters
-    ----------
-    cp
-        The CuPy module.
-    nbytes
-        Size without the guards.
-    """
+    """Device memory of ``nbytes`` bytes between two guards."""
 
     def __init__(self, cp: Any, nbytes: int) -> None:
         self._cp = cp
         self.nbytes = nbytes
-        # The rear guard starts at an aligned address beyond the last byte; the gap belongs to it.
+        # The rear guard starts right after the last byte.
         self._memory = allocate(cp, nbytes + 2 * GUARD_BYTES)
         self.ptr = self._memory.ptr + GUARD_BYTES
         self._memory.memset(_GUARD, nbytes + 2 * GUARD_BYTES)
 
     def poison(self) -> None:
-        """Fill with a pattern that is NaN as a float, so that elements nobody writes are wrong."""
+        """Fill with a pattern that is NaN as a float, so that unwritten elements are wrong."""
         (self._memory + GUARD_BYTES).memset(_POISON, self.nbytes)
 
     def overrun(self) -> str | None:
-        """Return where a guard was written, or ``None``."""
+        """Return where a guard was overwritten, or ``None``."""
         for name, start in (("before its start", 0), ("past its end", GUARD_BYTES + self.nbytes)):
             seen = self.read(start - GUARD_BYTES, GUARD_BYTES)
             written = int(np.count_nonzero(seen != _GUARD))
@@ -63,26 +54,26 @@ class Buffer:
         return out
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Copy a host array here."""
+        """Copy a host array to an offset."""
         data = np.ascontiguousarray(data)
         kind = self._cp.cuda.runtime.memcpyHostToDevice
         self._cp.cuda.runtime.memcpy(self.ptr + offset, data.ctypes.data, data.nbytes, kind)
 
     def move(self, to: int, source: int, nbytes: int) -> None:
-        """Copy on the device, from address ``source`` to offset ``to``."""
+        """Copy on the device from address ``source`` to offset ``to``."""
         runtime = self._cp.cuda.runtime
         runtime.memcpy(self.ptr + to, source, nbytes, runtime.memcpyDeviceToDevice)
 
     def fill(self, x: PeriodicInput) -> None:
-        """Write an input: one period from the host, the rest on the device."""
+        """Write an input: one period from the host, the rest by copies on the device."""
         self.repeat(x.first())
 
     def repeat(self, first: np.ndarray) -> None:
-        """Write a block again and again until the buffer is full, by doubling copies of whole blocks."""
+        """Fill the buffer with a repeated block by doubling copies of whole blocks."""
         self.write(0, first.view(np.uint8).reshape(-1)[: self.nbytes])
         done = min(first.nbytes, self.nbytes)
         while done < self.nbytes:
-            # ``done`` is a whole number of periods here, so a prefix continues the sequence.
+            # ``done`` is a multiple of the period here, so a prefix continues the sequence.
             n = min(done, self.nbytes - done)
             self.move(done, self.ptr, n)
             done += n

@@ -1,7 +1,7 @@
-"""A built GPU artifact in a device's memory: its loaded image, its kernels, and one launch of all of them.
+"""Loaded image of a built GPU artifact: its kernels, and one launch of all of them.
 
-Needs no compiler: the image is loaded through the driver, and arguments are raw pointers. CuPy has one
-interface for CUDA and ROCm; where a name differs, it is looked up here.
+It needs no compiler: the driver loads the image, and arguments are raw pointers. CuPy has one interface for CUDA and
+ROCm; names that differ are looked up here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from roller.backends.cuda.runtime import fitting, is_hip
 from roller.errors import LaunchError
 from roller.targets import LANGUAGES, expect_language
 
-#: Dynamic scratchpad above this size must be requested per kernel (bytes).
+#: Bytes of dynamic scratchpad above which a kernel must request it.
 _DEFAULT_SHARED_BYTES = 48 * 1024
-#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of the driver's interface.
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of the driver API.
 _MAX_DYNAMIC_SHARED = 8
 #: CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: percent of a unit's largest scratchpad; the L1 gets the rest.
 _PREFERRED_CARVEOUT = 9
@@ -29,7 +29,7 @@ _UNIT_SHARED, _RESERVED_SHARED = 81, 111
 
 
 def expect_image(language: str, binary: bytes | None, where: str) -> None:
-    """Refuse a kernel of no language that CuPy loads, or one that is not built."""
+    """Raise if CuPy cannot load kernels of this language, or the kernel is not built."""
     loads = [t.language for t in LANGUAGES.values() if t.kind.discrete]
     expect_language(language, loads, where, LaunchError, "Load it with the launcher of its own target.")
     if binary is None:
@@ -37,19 +37,12 @@ def expect_image(language: str, binary: bytes | None, where: str) -> None:
 
 
 class Module:
-    """The kernels of one artifact, loaded on the current device.
-
-    Parameters
-    ----------
-    cp
-        The CuPy module.
-    artifact
-        Built: its ``binary`` is a cubin or a HIP code object.
+    """Kernels of one artifact, loaded on the current device; the binary is a cubin or a HIP code object.
 
     Raises
     ------
     LaunchError
-        Where the artifact is not built, or its image does not fit the device.
+        If the artifact is not built, or its image does not fit the device.
     """
 
     def __init__(self, cp: Any, artifact: KernelArtifact) -> None:
@@ -71,7 +64,7 @@ class Module:
         return function
 
     def reshaped(self, artifact: KernelArtifact) -> Module:
-        """Return the same kernels with the grids and numbers of another shape, by an artifact of the same image."""
+        """Return the same kernels with grids and numbers of another shape, from an artifact of the same image."""
         out = copy(self)
         out.artifact = artifact
         out._calls = [(x, f) for x, (_, f) in zip(artifact.launches, self._calls, strict=True)]
@@ -79,32 +72,30 @@ class Module:
         return out
 
     def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
-        """Start all kernels, in order, on a stream; returns at once."""
+        """Start all kernels in order on a stream; return at once."""
         _start(self._calls, {**pointers, **self._numbers}, stream)
 
     def prepare(self, pointers: Mapping[str, int], stream: Any) -> None:
-        """Start what fills the panels of constants, if there is anything to fill; as :meth:`launch`."""
+        """Start the kernel that fills panels of constants, if there is one; return at once."""
         _start(self._first, {**pointers, **self._numbers}, stream)
 
 
 def allow_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:
-    """Ask the driver for the scratchpad of a kernel: what a block takes, and that of all blocks of a unit."""
-    # On HIP all scratchpad may be dynamic without asking, and nothing is carved out.
+    """Request the scratchpad of a kernel from the driver: of one block, and of all resident blocks of a unit."""
+    # HIP needs no request for dynamic scratchpad and has no carveout.
     if is_hip(cp):
         return
     if dynamic_bytes > _DEFAULT_SHARED_BYTES:
         cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, dynamic_bytes)
     percent = _carveout(cp, used_bytes, blocks)
     if percent:
-        with contextlib.suppress(RuntimeError):  # a preference: a driver that refuses it still runs the kernel
+        with contextlib.suppress(RuntimeError):  # only a preference; the kernel runs without it
             cp.cuda.driver.funcSetAttribute(function.ptr, _PREFERRED_CARVEOUT, percent)
 
 
 def _carveout(cp: Any, used: int, blocks: int) -> int:
-    """Return the percentage of the scratchpad that so many blocks of so many bytes need; 0 where it is not known.
-
-    Left to itself the driver sizes the scratchpad for fewer blocks than the estimate may count on.
-    """
+    """Return the percentage of the scratchpad that the resident blocks need; 0 if unknown."""
+    # By default the driver may size the scratchpad for fewer blocks than the estimate assumes.
     if blocks < 1 or not used:
         return 0
     capacity, reserved = _attribute(cp, _UNIT_SHARED), _attribute(cp, _RESERVED_SHARED)
@@ -112,13 +103,13 @@ def _carveout(cp: Any, used: int, blocks: int) -> int:
 
 
 def _is_static(launch: Launch) -> bool:
-    """Whether a kernel declares scratchpad in its own text: what the compiler reports is of all kernels together."""
+    """Return whether a kernel's own text declares scratchpad; the compiler reports all kernels together."""
     _, _, text = launch.source.partition(f" {launch.entry}(")
     return "__shared__" in text.partition('extern "C"')[0].replace("extern __shared__", "")
 
 
 def _attribute(cp: Any, number: int) -> int:
-    """Return an attribute of the current device; 0 where the driver does not know it."""
+    """Return an attribute of the current device; 0 if the driver does not know it."""
     runtime = cp.cuda.runtime
     try:
         return int(runtime.deviceGetAttribute(number, runtime.getDevice()))
@@ -131,7 +122,7 @@ def _numbers(artifact: KernelArtifact) -> dict[str, np.int32]:
 
 
 def _start(calls: Sequence[tuple[Launch, Any]], given: Mapping[str, int | np.int32], stream: Any) -> None:
-    """Start kernels, their arguments addresses but for what is a NumPy number already."""
+    """Start kernels; arguments are addresses, except NumPy numbers."""
     for launch, function in calls:
         values = tuple(x if isinstance(x := given[n], np.int32) else np.uint64(x) for n in launch.arguments)
         function(launch.grid, launch.block, values, launch.dynamic_shared_bytes, stream)

@@ -1,4 +1,4 @@
-"""CuPy, for NVIDIA GPUs or built for ROCm: found, or what is missing; a device of it, and what that says of itself."""
+"""CuPy for NVIDIA GPUs or ROCm: find it, select a device, query its properties, time work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from roller.errors import LaunchError
 _ELSEWHERE = (
     "Constructing, building, emulating, bundling and reading the source work without: name a spec (device='v100')."
 )
-#: What is launched, and how CuPy is installed for it; the first sentence of an error alone is what a pack shows.
+#: Subject and installation hint for error messages; packs show the first sentence only.
 _CUDA = ("GPU", "install it with 'pip install cupy-cuda12x' (CUDA 13: cupy-cuda13x, AMD: its ROCm build)")
 _ROCM = ("HIP launch", "install its ROCm build with 'pip install cupy-rocm-7-0' (from source: CUPY_INSTALL_USE_HIP=1)")
-#: Fields of a specification that the driver knows, and its names for them (not every release has every one).
+#: Fields of a specification -> the driver's names (not every release has every one).
 _STATED = {
     "units": "multiProcessorCount",
     "teu.lanes": "warpSize",
@@ -28,12 +28,12 @@ _STATED = {
     "memory_layers.l2.capacity_bytes": "l2CacheSize",
     "memory_layers.global.capacity_bytes": "totalGlobalMem",
 }
-#: Of these HIP counts something else than specifications do.
+#: Fields whose definition in HIP differs from that of specifications.
 _OTHERWISE = ("limits.registers_per_unit", "memory_layers.shared.usable_bytes")
 
 
 def cupy(rocm: bool = False) -> Any:
-    """Return the CuPy module where it and a device are usable; ``rocm``: one that is built for ROCm."""
+    """Return the CuPy module if a device is usable; with ``rocm``, one that is built for ROCm."""
     what, install = _ROCM if rocm else _CUDA
     try:
         import cupy as module
@@ -43,7 +43,7 @@ def cupy(rocm: bool = False) -> Any:
         raise LaunchError(f"{what}: expected CuPy for ROCm, found one for CUDA: {install}. {_ELSEWHERE}")
     try:
         devices = module.cuda.runtime.getDeviceCount()
-    except RuntimeError as err:  # CUDARuntimeError; its home differs between releases
+    except RuntimeError as err:  # CUDARuntimeError, whose module differs between releases
         raise LaunchError(
             f"{what}: expected a usable device, got {err}. Install its driver, or run elsewhere. {_ELSEWHERE}"
         ) from err
@@ -53,7 +53,7 @@ def cupy(rocm: bool = False) -> Any:
 
 
 def use(cp: Any, index: int) -> None:
-    """Make a device this thread's own."""
+    """Make a device current for this thread."""
     count = cp.cuda.runtime.getDeviceCount()
     if index >= count:
         raise LaunchError(f"device {index}: expected one of the {count} found, counted from 0. Use 0.")
@@ -62,7 +62,7 @@ def use(cp: Any, index: int) -> None:
 
 @contextlib.contextmanager
 def fitting(name: str, target: object = "") -> Iterator[None]:
-    """Say what it means that the driver refuses an image, or what is asked of its kernels."""
+    """Turn the driver's refusal of an image or kernel into a :class:`LaunchError`."""
     try:
         yield
     except RuntimeError as err:  # CUDADriverError
@@ -71,7 +71,7 @@ def fitting(name: str, target: object = "") -> Iterator[None]:
 
 
 def allocate(cp: Any, nbytes: int) -> Any:
-    """Return new memory of the current device."""
+    """Allocate memory on the current device."""
     try:
         return cp.cuda.alloc(max(1, nbytes))
     except MemoryError as err:
@@ -81,7 +81,7 @@ def allocate(cp: Any, nbytes: int) -> Any:
 
 
 def captured(cp: Any, stream: Any, work: Callable[[], None]) -> Any:
-    """Return as a graph what ``work`` puts into a stream; nothing is done."""
+    """Capture the work that ``work`` puts into a stream as a graph, without running it."""
     if is_hip(cp):
         raise LaunchError("GPU: CuPy captures no graphs on HIP. Steps are launched one by one.")
     stream.begin_capture()
@@ -89,14 +89,14 @@ def captured(cp: Any, stream: Any, work: Callable[[], None]) -> Any:
         work()
         graph = stream.end_capture()
     except RuntimeError as err:  # CUDARuntimeError, CUDADriverError
-        with contextlib.suppress(RuntimeError):  # the capture has to end, whatever became of it
+        with contextlib.suppress(RuntimeError):  # end the capture in any case
             stream.end_capture()
         raise LaunchError(f"GPU: the driver captured no graph ({err}). Steps are launched one by one.") from err
     return graph
 
 
 def queued(cp: Any, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
-    """Return what starts ``work`` again and again: a graph, or ``work`` itself where CuPy captures none (HIP)."""
+    """Return a function that starts ``work`` repeatedly: as a graph, or ``work`` itself on HIP."""
     if is_hip(cp):
         return work
     graph = captured(cp, stream, work)
@@ -104,7 +104,7 @@ def queued(cp: Any, stream: Any, work: Callable[[], None]) -> Callable[[], None]
 
 
 def timed(cp: Any, stream: Any, work: Callable[[], None]) -> float:
-    """Return the seconds by events of what ``work`` puts into a stream; waits for it."""
+    """Time the work that ``work`` puts into a stream by events, in seconds; waits for it."""
     start, end = cp.cuda.Event(), cp.cuda.Event()
     start.record(stream)
     work()
@@ -114,12 +114,12 @@ def timed(cp: Any, stream: Any, work: Callable[[], None]) -> float:
 
 
 def is_hip(cp: Any) -> bool:
-    """Whether CuPy is built for ROCm."""
+    """Return whether CuPy is built for ROCm."""
     return bool(getattr(cp.cuda.runtime, "is_hip", False))
 
 
 def properties(cp: Any, index: int) -> dict[str, Any]:
-    """Return what a device says of itself; see :class:`roller.backends.devices.DeviceProperties`."""
+    """Return the properties of a device; see :class:`roller.backends.devices.DeviceProperties`."""
     runtime = cp.cuda.runtime
     raw, hip = runtime.getDeviceProperties(index), is_hip(cp)
     arch = _text(raw["gcnArchName"]).partition(":")[0] if hip else f"sm_{raw['major']}{raw['minor']}"

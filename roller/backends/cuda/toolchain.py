@@ -1,4 +1,4 @@
-"""Build CUDA artifacts with NVRTC, from the pip wheels or a toolkit; no device and no TVM needed."""
+"""Build CUDA artifacts with NVRTC from pip wheels or a toolkit, without a device or TVM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roller.targets import expect_language
 
 
 def available() -> str | None:
-    """Return ``None`` where kernels can be built here, else the reason."""
+    """Return ``None`` if kernels can be built here, else the reason."""
     try:
         _compilers()
     except BuildError as err:
@@ -27,14 +27,8 @@ def available() -> str | None:
 
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
-    """Compile all kernels of an artifact to one cubin.
-
-    Notes
-    -----
-    The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer, CUDA 13 for ``sm_75``. A kernel that
-    spills, or takes more registers than its estimate counts on, is compiled again with launch bounds; the artifact
-    carries the source that was built.
-    """
+    """Compile all kernels of an artifact to one cubin; the log is that of ``ptxas -v``."""
+    # build gets registers and spill_bytes (per thread, largest of all kernels), and static_shared_bytes (per block).
     expect_language(artifact.language, ["cuda"], "CUDA build", BuildError, "Build it with its own toolchain.")
     start = time.perf_counter()
     arch = str(artifact.target["arch"])
@@ -45,7 +39,9 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     kernels = kernel_resources(log)
     largest = max((x.entry for x in artifact.launches), key=lambda n: kernels[n]["registers"])
     crowded = kernels[largest]["registers"] > terms.get("registers", 255)
-    # Fewer resident blocks leave each thread more registers; fewer than priced are worth it only to end spills.
+    # A kernel that spills, or uses more registers than its estimate assumes, is compiled again with launch bounds, and
+    # the artifact carries the source that was built. Fewer resident blocks leave each thread more registers; fewer than
+    # priced are worth it only to end spills.
     for bound in range(blocks, 0, -1) if spills else [blocks] if crowded else []:
         bounded = _bounded(artifact, largest, bound)
         second, second_log = compile_source(bounded.source, arch)
@@ -58,7 +54,7 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
 
 
 def _bounded(artifact: KernelArtifact, kernel: str, blocks: int) -> KernelArtifact:
-    """Ask for resident blocks of one kernel: ptxas fits its registers to them, instead of to a guess."""
+    """Set the launch bounds of one kernel, so that ptxas fits registers to the resident blocks."""
     entry = re.escape(kernel)
     pattern = rf"__launch_bounds__\((\d+)(?:, \d+)?\)(?= {entry}\()"
     source = re.sub(pattern, rf"__launch_bounds__(\1, {blocks})", artifact.launches[0].source)
@@ -110,14 +106,14 @@ def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple
 
 
 def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
-    """Return the PTX of CUDA C for an architecture (``"sm_70"``): which can be read without a toolkit."""
+    """Return the PTX of CUDA C for an architecture (``"sm_70"``), which is readable without a toolkit."""
     virtual = arch.replace("sm_", "compute_")
     image, _ = _compiled(source, virtual, options, ("nvrtcGetPTXSize", "nvrtcGetPTX"))
     return image.rstrip(b"\0").decode()
 
 
 def _compiled(source: str, arch: str, options: Sequence[str], get: tuple[str, str]) -> tuple[bytes, str]:
-    """Compile CUDA C; return what NVRTC's functions of two names give (size, image), and the log."""
+    """Compile CUDA C; return the image fetched by two NVRTC functions (size, content), and the log."""
     chosen = _compiler_for(arch)
     lib, includes = chosen.lib, [f"-I{folder}" for folder in chosen.includes]
     flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]
@@ -149,7 +145,7 @@ def _read(lib: Any, size: Any, get: Any, program: ctypes.c_void_p) -> bytes:
 
 
 def _architectures(lib: Any) -> list[str]:
-    """Return the architectures NVRTC builds for, oldest first."""
+    """Return the architectures that NVRTC builds for, oldest first."""
     n = ctypes.c_int()
     _check(lib, lib.nvrtcGetNumSupportedArchs(ctypes.byref(n)))
     numbers = (ctypes.c_int * n.value)()
@@ -169,19 +165,7 @@ def _check(lib: Any, status: int) -> None:
 
 @dataclass(frozen=True)
 class _Compiler:
-    """One NVRTC that was loaded.
-
-    Parameters
-    ----------
-    lib
-        The library.
-    includes
-        Folders with the headers of its release.
-    major
-        CUDA release.
-    architectures
-        What it builds for, oldest first.
-    """
+    """Loaded NVRTC with its header folders, CUDA release and architectures (oldest first)."""
 
     lib: Any
     includes: tuple[Path, ...]
@@ -189,16 +173,13 @@ class _Compiler:
     architectures: tuple[str, ...]
 
     def knows(self, arch: str) -> bool:
-        """Whether it builds for an architecture, real or virtual; ``sm_90a`` is a variant of ``sm_90``."""
+        """Return whether it builds for an architecture, real or virtual; ``sm_90a`` is a variant of ``sm_90``."""
         return arch.replace("compute_", "sm_").rstrip("af") in self.architectures
 
 
 def _compiler_for(arch: str) -> _Compiler:
-    """Return the newest NVRTC that builds for an architecture; the newest of all, which says so, where none does.
-
-    A release drops old architectures and brings new ones: where two are installed, each may know what the other
-    does not. Where there is a driver, those whose images it loads come first.
-    """
+    """Return the newest NVRTC that builds for an architecture, or the newest, whose build then fails with a reason."""
+    # Releases drop old architectures and add new ones. NVRTC releases whose images the driver can load come first.
     driver = _driver_major()
     found = sorted(_compilers(), key=lambda c: driver is not None and c.major > driver)
     return next((c for c in found if c.knows(arch)), found[0])
@@ -206,7 +187,7 @@ def _compiler_for(arch: str) -> _Compiler:
 
 @functools.cache
 def _driver_major() -> int | None:
-    """Return the CUDA release of this machine's driver, ``None`` where there is none; no device is looked at."""
+    """Return the CUDA release of this machine's driver, or ``None``; no device is opened."""
     version = ctypes.c_int()
     try:
         status = _loaded(Path("libcuda.so.1")).cuDriverGetVersion(ctypes.byref(version))
@@ -217,7 +198,7 @@ def _driver_major() -> int | None:
 
 @functools.cache
 def _compilers() -> tuple[_Compiler, ...]:
-    """Load every NVRTC of this machine, the newest first; one that does not load is as if it were not there."""
+    """Load every NVRTC of this machine, newest first; skip those that do not load."""
     loaded: list[_Compiler] = []
     failures: list[BuildError] = []
     for place in installed.every():

@@ -1,1 +1,1 @@
-"""Null device: computes with the reference, "measures" the estimate; for tests where no GPU is."""
+"""Null device for tests without a GPU: computes with the reference, and "measures" the estimate."""

@@ -1,8 +1,7 @@
-"""A device that is not there: results by the reference, times from the estimate with seeded noise.
+"""Simulated device: results by the reference, times from the estimate with seeded noise.
 
-The profiler talks to it as to a GPU, in a process of its own, so everything above the device (isolation,
-checks, ranking, bundles, cache) is tested everywhere. Planted faults hang, crash, compute wrong numbers
-or write out of bounds.
+The profiler runs it in a process like a GPU, so that isolation, checks, ranking, bundles and cache are tested
+everywhere. Planted faults hang, crash, compute wrong numbers or write out of bounds.
 """
 
 from __future__ import annotations
@@ -25,25 +24,16 @@ from roller.errors import LaunchError, counted
 from roller.expr import TensorExpr
 from roller.expr.evaluate import _Evaluation as Evaluation
 
-#: Relative standard deviation of the times where the device's name gives none.
+#: Default relative standard deviation of the times.
 NOISE = 0.02
-#: Samples a "measurement" pretends to take.
+#: Number of simulated samples of a measurement.
 _SAMPLES = 9
-#: A run of a probe's case lasts about this long, and this much longer than its steps (s).
+#: Simulated seconds of a probe's run, and of its start-up beyond the steps.
 _RUN_S, _START_S = 0.4e-3, 4e-6
 
 
 class NullDevice:
-    """The device side of profiling, without a device.
-
-    Parameters
-    ----------
-    index
-        Ignored: null devices are all alike.
-    options
-        ``noise``, ``seed``, ``delay``, and candidate positions (``"1,4"``) that ``hang``, ``crash``, are
-        ``wrong``, or write ``out_of_bounds``.
-    """
+    """Device side of profiling without a device; the options are those of :class:`DeviceHandle`."""
 
     def __init__(self, index: int, options: Mapping[str, str]) -> None:
         del index
@@ -59,7 +49,7 @@ class NullDevice:
         self._probed = -1
 
     def properties(self) -> dict[str, Any]:
-        """Return what the device says of itself."""
+        """Return the properties of the device."""
         return {"name": "null device", "versions": {"numpy": np.__version__}}
 
     def prepare(self, expression: TensorExpr, seed: int, points: Sequence[np.ndarray]) -> None:
@@ -87,11 +77,11 @@ class NullDevice:
         return list(self._expected)
 
     def time(self, candidate_id: str, budget_s: float, drop_s: float | None) -> dict[str, Any]:
-        """Return the estimate with noise that depends on the candidate and the device's seed alone."""
+        """Return the estimate with noise that depends on the candidate and the device's seed only."""
         del budget_s
         digest = hashlib.sha256(f"{self._seed}/{candidate_id}".encode()).digest()
         noise = np.random.default_rng(list(digest)).standard_normal(_SAMPLES)
-        # One offset per candidate, and a smaller jitter per sample around it.
+        # One offset per candidate, with a smaller jitter per sample.
         samples = self._estimate_s * np.maximum(0.1, 1 + self._noise * (noise[0] + 0.2 * noise))
         if drop_s is not None and samples[0] > drop_s:
             return {"median_s": float(samples[0]), "samples": 1, "complete": False}
@@ -104,7 +94,7 @@ class NullDevice:
         self._probed = -1
 
     def probe_run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Return the expected results, and the expected times with noise, unless a fault is planted at this case."""
+        """Return the expected results and noisy expected times, unless a fault is planted at this case."""
         del check_steps
         self._probed += 1
         time.sleep(self._delay_s)
@@ -119,7 +109,7 @@ class NullDevice:
         steps = max(1, round(_RUN_S / case["seconds"]))
         out: dict[str, Any] = {"values": values, "overrun": overrun, "steps": steps}
         for n, name in ((1, "once"), (2, "twice")):
-            # Disturbances make a run slower, never faster.
+            # Disturbances only add time.
             slower = np.exp(self._noise * np.abs(rng.standard_normal(_SAMPLES)))
             out[name] = list(map(float, (_START_S + n * steps * case["seconds"]) * slower))
         if case["cycles_word"] is not None:
@@ -128,12 +118,7 @@ class NullDevice:
 
 
 class NullKernel:
-    """A kernel of a null device: call it with NumPy arrays, it evaluates the expression.
-
-    Parameters
-    ----------
-    artifact
-        Of any language; only its expression is used.
+    """Kernel of a null device, which evaluates the expression of an artifact of any language on NumPy arrays.
 
     Examples
     --------

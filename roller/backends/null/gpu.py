@@ -1,4 +1,4 @@
-"""A GPU that is not there, for whole models: kernels are their expressions, and take the time they are predicted."""
+"""Simulated GPU for whole models: kernels evaluate their expressions and take their predicted time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from roller.emulator.device import EmulatedDevice, Event, Stream
 
 
 class NullGpuKernel:
-    """A kernel on the memory of a null device; see ``roller.models.session.gpu_device`` for the interface."""
+    """Kernel on the memory of a null device; see ``roller.models.session.gpu_device`` for the interface."""
 
     def __init__(self, device: NullGpu, artifact: KernelArtifact) -> None:
         self._device, self._artifact = device, artifact
-        self._kernel = NullKernel(replace(artifact, constants=()))  # a session holds them
+        self._kernel = NullKernel(replace(artifact, constants=()))  # the session stores constants
         self._panels = [a.name for a in artifact.arguments if a.role == "panel"]
-        #: Constants by the addresses of the panels that stand for them.
+        #: Constants by the addresses of their panels.
         self._packed: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
 
     def prepare(self, pointers: Mapping[str, int], stream: Stream) -> None:
-        """Queue the keeping of what would be packed."""
+        """Queue the storage of the constants that a real kernel would pack."""
         held, key = dict(pointers), self._key(pointers)
 
         def keep() -> None:
@@ -62,11 +62,6 @@ class NullGpuKernel:
 class NullGpu(EmulatedDevice):
     """``roller.models.session.gpu_device`` without a device: the reference computes, estimates are the times.
 
-    Parameters
-    ----------
-    arch
-        What it says it is.
-
     Examples
     --------
     >>> NullGpu(arch="sm_70").properties()["name"]
@@ -75,11 +70,11 @@ class NullGpu(EmulatedDevice):
 
     def __init__(self, arch: str = "sm_90") -> None:
         super().__init__("first", arch=arch)
-        #: Seconds that kernels were predicted to take, of all that ran.
+        #: Predicted seconds of all kernels that ran.
         self.clock_s = 0.0
 
     def properties(self) -> dict[str, Any]:
-        """Return what the device says of itself."""
+        """Return the properties of the device."""
         return {**super().properties(), "name": "null device"}
 
     def load(self, artifact: KernelArtifact) -> NullGpuKernel:
@@ -87,12 +82,12 @@ class NullGpu(EmulatedDevice):
         return NullGpuKernel(self, artifact)
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Let an event stand for all work of a stream so far, at the predicted time."""
+        """Record all work of a stream so far in an event, at the predicted time."""
         event.work = self.push(stream, lambda: setattr(event, "time_s", self.clock_s), counts=False)
 
 
 def _array(pointer: int, argument: Argument) -> np.ndarray:
-    """Return memory as an array of the argument's shape; bfloat16 as its bits."""
+    """View memory as an array of the argument's shape; bfloat16 as bits."""
     dtype = storage_dtype(argument.dtype)
     raw = (ctypes.c_char * (math.prod(argument.shape) * dtype.itemsize)).from_address(pointer)
     found: np.ndarray = np.ndarray(argument.shape, dtype, memoryview(raw))

@@ -1,1 +1,1 @@
-"""Poplar's codelets: the source is all there is; building and launching say what is missing."""
+"""Poplar codelets: source only; building and launching raise with the reason."""

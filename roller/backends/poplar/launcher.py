@@ -1,4 +1,4 @@
-"""Launching codelets: no runtime of the vendor is driven here."""
+"""Launcher of codelets, which always raises: roller does not drive the vendor's runtime."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from roller.targets import expect_language
 
 
 class PoplarKernel:
-    """A kernel that cannot be launched.
-
-    Raises
-    ------
-    LaunchError
-        Always: there is no runtime.
-    """
+    """Kernel that cannot be launched; always raises :class:`LaunchError`."""
 
     def __init__(self, artifact: KernelArtifact) -> None:
         expect_language(artifact.language, ("poplar",), "Poplar launcher", LaunchError, "Load it with its own target.")

@@ -1,4 +1,4 @@
-"""What builds codelets would be Poplar's ``popc``, which roller does not drive: there is source only."""
+"""Toolchain of codelets, which always raises: roller does not drive Poplar's compiler ``popc``."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from roller.artifact import KernelArtifact
 from roller.errors import BuildError
 from roller.targets import LANGUAGES, expect_language
 
-#: Why there is source and nothing else.
+#: Why there is only source.
 SOURCE_ONLY = LANGUAGES["poplar"].source_only
 
 
 def available() -> str:
-    """Return the reason for which kernels cannot be built here."""
+    """Return the reason why kernels cannot be built here."""
     return SOURCE_ONLY
 
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
-    """Refuse to build."""
+    """Raise: there is no compiler."""
     expect_language(artifact.language, ("poplar",), "Poplar build", BuildError, "Build it with its own target.")
     return _refuse()
 
 
 def compile_source(source: str, arch: str) -> bytes:
-    """Refuse to compile a source."""
+    """Raise: there is no compiler."""
     del source, arch
     return _refuse()
 
 
 def resources(image: bytes) -> dict[str, int]:
-    """Refuse to read an image."""
+    """Raise: there is no compiler."""
     del image
     return _refuse()
 

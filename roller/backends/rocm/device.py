@@ -1,4 +1,4 @@
-"""The device side of profiling on an AMD GPU: as on an NVIDIA one, through CuPy's ROCm build. Never run yet."""
+"""Device side of profiling on an AMD GPU, through CuPy's ROCm build. Never run on hardware yet."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from roller.errors import BuildError
 
 
 class RocmDevice(CudaDevice):
-    """One AMD GPU."""
+    """Opened AMD GPU."""
 
     def _runtime(self) -> Any:
         return cupy(rocm=True)
 
     def _flush_image(self) -> bytes | None:
-        try:  # there is no text here that every driver compiles
+        try:  # unlike PTX, there is no format that every driver compiles
             return compile_source(f"#include <hip/hip_runtime.h>\n{SOURCE}", self.properties()["arch"])[0]
         except BuildError:
             return None

@@ -1,7 +1,7 @@
 """Run built HIP artifacts with CuPy's ROCm build.
 
-Written against CuPy's documented interface and **never run**: no AMD device was at hand. What is tested is
-everything before the device: the code objects, the arguments' checks, the errors.
+Written for CuPy's documented interface and **never run** on hardware. Tests cover everything before the device: code
+objects, argument checks, errors.
 """
 
 from __future__ import annotations
@@ -13,18 +13,7 @@ from roller.backends.cuda.runtime import cupy
 
 
 class RocmKernel(CudaKernel):
-    """A loaded HIP artifact: call it with the input arrays, as a :class:`CudaKernel`.
-
-    Parameters
-    ----------
-    artifact
-        Built (its ``binary`` is a code object).
-
-    Raises
-    ------
-    LaunchError
-        Where the artifact is not built, or CuPy for ROCm or a device is missing.
-    """
+    """Loaded HIP kernel, called like a :class:`CudaKernel`; needs CuPy for ROCm and a device."""
 
     language: ClassVar[str] = "hip"
     label: ClassVar[str] = "HIP"

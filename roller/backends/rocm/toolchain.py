@@ -1,4 +1,4 @@
-"""Build HIP artifacts with hipcc; no device and no TVM needed."""
+"""Build HIP artifacts with hipcc, without a device or TVM."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from roller.targets import expect_language
 
 _INSTALL = "Install the package 'hipcc' (Debian, Ubuntu, ROCm) and put hipcc on PATH"
 
-#: Longest compilation of one source (s).
+#: Time limit of one compilation in seconds.
 _TIMEOUT_S = 300.0
 
-#: Key in ``build`` -> pattern of its name in the compiler's remarks.
+#: Key in ``build`` -> pattern in the compiler's remarks.
 _REMARKS = {
     "vgprs": "VGPRs",
     "agprs": "AGPRs",
@@ -43,7 +43,7 @@ def find() -> str:
 
 
 def available() -> str | None:
-    """Return ``None`` where kernels can be built here, else the reason."""
+    """Return ``None`` if kernels can be built here, else the reason."""
     try:
         find()
     except BuildError as err:
@@ -60,7 +60,7 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
 
 
 def kernel_resources(log: str) -> dict[str, dict[str, int]]:
-    r"""Return the resources of each kernel, as the compiler's remarks give them.
+    r"""Parse the resources of each kernel from the compiler's remarks.
 
     Examples
     --------
@@ -69,6 +69,8 @@ def kernel_resources(log: str) -> dict[str, dict[str, int]]:
     >>> found["registers"], found["sgprs"], found["spill_bytes"]
     (65, 12, 0)
     """
+    # registers: 32-bit vector registers per thread, with accumulation registers; sgprs_spilled go to lanes of a vector
+    # register, not to memory; spill_bytes: memory per thread for spills or arrays indexed at run time.
     _, *parts = re.split(r"Function Name: (\S+)", log)
     out = {}
     for name, text in zip(parts[::2], parts[1::2], strict=True):
@@ -79,7 +81,7 @@ def kernel_resources(log: str) -> dict[str, dict[str, int]]:
 
 
 def resources(log: str) -> dict[str, int]:
-    r"""Return the worst kernel's resources: the most of everything, the fewest resident wavefronts.
+    r"""Return the largest use of each resource over all kernels, and the fewest resident wavefronts.
 
     Examples
     --------
@@ -104,7 +106,7 @@ def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple
         path.write_text(source, encoding="utf-8")
         command = [compiler, "--genco", f"--offload-arch={arch}", "-O3", "-w", "-fno-caret-diagnostics",
                    "-Rpass-analysis=kernel-resource-usage", *options, path.name, "-o", target.name]  # fmt: skip
-        # Beside a CUDA toolkit hipcc would choose nvcc.
+        # If a CUDA toolkit is installed, hipcc would choose nvcc.
         environment = {**os.environ, "HIP_PLATFORM": "amd", "TMPDIR": folder}
         try:
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True,

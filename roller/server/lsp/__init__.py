@@ -1,1 +1,1 @@
-"""A live profile in an editor: the language server."""
+"""Language server that shows a live profile in an editor."""

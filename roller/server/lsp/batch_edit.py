@@ -1,4 +1,4 @@
-"""The edit of a document that gives its step another batch."""
+"""Edit of a document that changes its batch size."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from roller.server.lsp.positions import Encoding, position_at
 
 
 class NoBatchError(RollerError):
-    """A source without a literal of its batch.
-
-    Parameters
-    ----------
-    text
-        Why.
-    found
-        Where, and what may be meant.
-    """
+    """The source has no literal batch size; ``found`` lists the candidates."""
 
     def __init__(self, text: str, found: NoBatchLiteral) -> None:
         super().__init__(text)
@@ -26,7 +18,7 @@ class NoBatchError(RollerError):
 
 
 def batch_literal_of(name: str, text: str, constant: str = "") -> BatchLiteral:
-    """Return the literal of the batch, or that of a constant that was chosen from the candidates."""
+    """Return the literal batch size, or the candidate that ``constant`` names."""
     found = find_batch_literal(text)
     if isinstance(found, BatchLiteral):
         return found
@@ -40,7 +32,7 @@ def batch_literal_of(name: str, text: str, constant: str = "") -> BatchLiteral:
 def batch_edit(
     uri: str, version: int | None, text: str, literal: BatchLiteral, batch: int, encoding: Encoding, versioned: bool
 ) -> types.WorkspaceEdit:  # fmt: skip
-    """Return the edit that replaces a literal."""
+    """Return the edit that replaces a batch literal."""
     where = types.Range(position_at(text, literal.start, encoding), position_at(text, literal.end, encoding))
     edit = types.TextEdit(where, str(batch))
     if not versioned:

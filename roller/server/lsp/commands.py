@@ -1,4 +1,4 @@
-"""The commands of the language server."""
+"""Commands of the language server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.settings import devices_of, whole_number
 from roller.server.lsp.words import share_text, size_text, time_text
 
-#: Children that a message names.
+#: Most children listed in a message.
 _MOST_SAID = 8
-#: Characters of a path that a refusal names.
+#: Longest path in an error message, in characters.
 _LONGEST_PATH = 80
 
 
 class RefusedError(JsonRpcException):
-    """What is asked cannot be done; the text says why, and what to do."""
+    """A request cannot be done; the text gives the reason and the remedy."""
 
     CODE = -32803  # RequestFailed
 
@@ -33,7 +33,7 @@ Command = Callable[[LanguageServer, EditorState, tuple[Any, ...]], Awaitable[Any
 
 
 def register(server: LanguageServer, editor: EditorState) -> None:
-    """Add the commands to a server; they act on the sessions of ``editor``."""
+    """Register the commands on a server; they act on the sessions of ``editor``."""
     for name, command in COMMANDS.items():
         _register(server, editor, name, command)
 
@@ -51,7 +51,7 @@ def _register(server: LanguageServer, editor: EditorState, name: str, command: C
 
 
 def text_of(params: Any, name: str) -> str:
-    """Return a text of a request's parameters; ``""`` where there is none."""
+    """Return a text parameter of a request; ``""`` if it is missing."""
     value = getattr(params, name, None)
     return value if isinstance(value, str) else ""
 
@@ -59,7 +59,7 @@ def text_of(params: Any, name: str) -> str:
 def _argument(
     where: str, arguments: tuple[Any, ...], number: int, kind: Any, words: str, default: Any = None
 ) -> Any:  # fmt: skip
-    """Return an argument of a command; ``where`` names both."""
+    """Return a checked argument of a command; ``where`` names both in errors."""
     value = arguments[number] if number < len(arguments) else None
     if value is None:
         value = default
@@ -135,7 +135,7 @@ async def _set_batch(server: LanguageServer, editor: EditorState, arguments: tup
     entry = found.project.entry_name
     text = editor.text_of(found, entry)
     if text is None:
-        text = found.project.read(entry).text  # raises, and says why
+        text = found.project.read(entry).text  # raises with the reason
     literal = batch_literal_of(entry, text, constant)
     workspace = server.client_capabilities.workspace
     known = None if workspace is None else workspace.workspace_edit

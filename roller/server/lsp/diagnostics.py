@@ -1,4 +1,4 @@
-"""Diagnostics of a live profile: what is wrong with the providers, what does not fit, and what would help."""
+"""Diagnostics of a live profile: errors in the providers, memory that does not fit, and hints."""
 
 from __future__ import annotations
 
@@ -14,25 +14,13 @@ from roller.server.lsp.positions import Encoding, range_of_line
 from roller.server.lsp.words import interval_text, size_text, time_text
 from roller.server.places import places_in
 
-#: Lines of a failed process's output that a diagnostic quotes.
+#: Lines of a failed process's output quoted in a diagnostic.
 _OUTPUT_LINES = 5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A diagnostic before it has a place in a document.
-
-    Parameters
-    ----------
-    file, line
-        Where, as the files were when it was found.
-    text
-        What.
-    severity, code
-        Of the diagnostic.
-    data
-        Exact figures.
-    """
+    """Diagnostic before placement; ``file`` and ``line`` refer to the profiled text, ``data`` has exact figures."""
 
     file: str
     line: int
@@ -43,7 +31,7 @@ class Finding:
 
 
 def findings_of(shown: EditorSession) -> list[Finding]:
-    """Return what is to be said of a session as it is."""
+    """Return the findings of a session's current state."""
     error = shown.session.state.error
     if error is not None:
         return [*_errors(shown, error)]
@@ -104,7 +92,7 @@ def _hints(shown: EditorSession) -> Iterator[Finding]:
 
 
 def hint_text(hint: Mapping[str, Any]) -> str:
-    """Return what a hint brings, in words; the change as ``roller whatif --do`` takes it."""
+    """Describe the gain of a hint; name its change as ``roller whatif --do`` takes it."""
     name = ", ".join(hint["options"]) or hint["change"]
     interval = interval_text(hint["lower_s"], hint["upper_s"])
     gain = f"saves {time_text(-hint['delta_s'])}"
@@ -118,7 +106,7 @@ def hint_text(hint: Mapping[str, Any]) -> str:
 def placed_diagnostics(
     shown: EditorSession, text_of: Callable[[str], str | None], encoding: Encoding
 ) -> dict[str, list[types.Diagnostic]]:
-    """Return the diagnostics of each file by its name, at the lines that documents have now."""
+    """Return the diagnostics by file, at the current lines of the documents."""
     placed: dict[str, list[types.Diagnostic]] = {}
     base = shown.error_texts if shown.session.state.error is not None else {}
     for finding in findings_of(shown):
@@ -130,7 +118,7 @@ def placed_diagnostics(
             old = shown.figures.texts.get(finding.file)
         at = shown.placed(old, text).get(finding.line) if old is not None else None
         if old is not None and at is None:
-            continue  # the line is gone, and what was said of it
+            continue  # the line no longer exists
         is_stale = shown.is_stale or (at is not None and at.is_changed)
         line = finding.line if at is None else at.line
         placed.setdefault(finding.file, []).append(

@@ -1,4 +1,4 @@
-"""A live profile as an editor sees it: figures of the latest profile, and where documents have them by now."""
+"""Live profile of one entry file for an editor: figures of the latest profile, at the current lines of documents."""
 
 from __future__ import annotations
 
@@ -19,31 +19,21 @@ from roller.server.project import Project, ProjectError
 from roller.server.session import Session
 from roller.server.worker_process import WorkerProcesses
 
-#: Documents whose moved lines are kept.
+#: Number of documents whose moved lines are cached.
 _KEPT = 64
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a document has the lines of a profile.
-
-    Parameters
-    ----------
-    name
-        Of the file in its project.
-    lines
-        Line of the profile -> where it is.
-    is_stale
-        Whether files changed since the profile.
-    """
+    """Map from lines of the profile to lines of a document; ``is_stale`` if files changed since the profile."""
 
     name: str
     lines: Mapping[int, PlacedLine]
     is_stale: bool
 
     def line_of_profile(self, line: int) -> tuple[int, bool] | None:
-        """Return the profile's line for a line of the document, and whether its figures are stale."""
+        """Return the profile's line for a document's line, and whether its figures are stale."""
         for before, placed in self.lines.items():
             if placed.line == line:
                 return before, self.is_stale or placed.is_changed
@@ -51,18 +41,12 @@ class Placement:
 
 
 class EditorSession:
-    """The session of one entry file, with the figures of its latest profile.
+    """Session of one entry file with the figures of its latest profile.
 
     Parameters
     ----------
-    entry
-        The entry file.
-    processes
-        Starts the processes that profile.
-    options, arguments, is_live, patience_s
-        As in :class:`~roller.server.session.Session`.
     changed
-        Called with the session and each message, after the figures are those of the message.
+        Called with the session and each message, after the figures are updated.
     """
 
     def __init__(
@@ -74,9 +58,9 @@ class EditorSession:
             self.project, processes, options, arguments=arguments, is_live=is_live, patience_s=patience_s
         )
         self.figures: ProfileFigures | None = None
-        #: Why the latest profile cannot be shown; ``""`` where it can.
+        #: Why the latest profile cannot be shown; ``""`` if it can.
         self.figures_error = ""
-        #: Texts of the files that the latest error names, as they were then.
+        #: Texts of the files that the latest error names, at the time of the error.
         self.error_texts: Mapping[str, str] = {}
         self.is_closed = False
         self._changed = changed
@@ -93,7 +77,7 @@ class EditorSession:
         await self.session.start()
 
     async def close(self) -> None:
-        """End all of it."""
+        """Stop the session and its message loop."""
         self.is_closed = True
         self._stop()
         self._following.cancel()
@@ -101,20 +85,20 @@ class EditorSession:
         await self.session.close()
 
     def covers(self, path: Path) -> str | None:
-        """Return the name of a file that the profile is of, or of the entry file; ``None`` for others."""
+        """Return the name of the entry file or a profiled file; ``None`` for others."""
         name = self.project.name_of(path)
         texts = {} if self.figures is None else self.figures.texts
         return name if name is not None and (name == self.project.entry_name or name in texts) else None
 
     def placement(self, name: str, text: str) -> Placement | None:
-        """Return where a document has the lines of the latest profile; ``None`` without a profile of it."""
+        """Return the current lines of the latest profile in a document; ``None`` without a profile of it."""
         figures = self.figures
         if figures is None or name not in figures.texts:
             return None
         return Placement(name, self.placed(figures.texts[name], text), self.is_stale)
 
     def placed(self, old: str, new: str) -> Mapping[int, PlacedLine]:
-        """Return where a text has the lines of an earlier one; kept, as each request asks again."""
+        """Map the lines of an earlier text to a text; cached, since every request asks for it."""
         key = (old, new)
         if key not in self._placed:
             while len(self._placed) >= _KEPT:
@@ -124,36 +108,36 @@ class EditorSession:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no profile runs, and all that was told of the last one is shown."""
+        """Whether no profile runs and all messages of the last one are processed."""
         return self.session.state.status != "running" and self._messages.empty() and not self._takes
 
     @property
     def is_stale(self) -> bool:
-        """Whether files or options changed since the profile that is shown."""
+        """Whether files or options changed since the displayed profile."""
         figures, session = self.figures, self.session
         return figures is not None and (
             figures.revision < session.state.revision or _what_decides(session.options) != self._options_shown
         )
 
     def result(self, stage: str) -> Any:
-        """Return the data of a stage that came after the profile that is shown; ``None`` before."""
+        """Return the data of a stage that followed the displayed profile; ``None`` before it arrives."""
         return self._results.get(stage)
 
     async def _follow(self) -> None:
-        """Take messages in order; one that cannot be taken is logged, and the next one is taken all the same."""
+        """Process messages in order; log one that fails, and continue with the next."""
         while True:
             message, options = await self._messages.get()
             self._takes = True
             try:
                 await self._take(message, options)
             except Exception:  # noqa: BLE001 - logged; later messages are shown
-                _log.exception("%s: a message of the session was passed over", self.project.entry_name)
+                _log.exception("%s: a message of the session was skipped", self.project.entry_name)
             finally:
                 self._takes = False
             try:
                 self._changed(self, message)
             except Exception:  # noqa: BLE001 - logged; later messages are shown
-                _log.exception("%s: the editor was not told of a message", self.project.entry_name)
+                _log.exception("%s: the editor was not notified of a message", self.project.entry_name)
 
     async def _take(self, message: Mapping[str, Any], options: StepOptions) -> None:
         if message["type"] == "result" and message["stage"] != "profile":
@@ -165,14 +149,14 @@ class EditorSession:
             self.error_texts = self._texts_of(message["error"])
 
     async def _take_profile(self, message: Mapping[str, Any], options: StepOptions) -> None:
-        """Compute figures beside the loop, so that requests are answered meanwhile; those of another profile go."""
+        """Compute the figures in another thread so that the loop answers requests meanwhile."""
         texts, name, loop = dict(self.session.state.texts), self.project.entry_name, asyncio.get_running_loop()
         figures, why = None, ""
         try:
             figures = await loop.run_in_executor(
                 None, ProfileFigures.of, message["data"], message["revision"], texts, name
             )
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with the data, the session goes on
+        except Exception as error:  # noqa: BLE001 - invalid data must not end the session
             _log.debug("%s: a profile that cannot be shown", name, exc_info=True)
             what = shown(f"{type(error).__name__}: {error}")
             why = f"{name}: expected a profile that can be shown, got {what}. Run roller profile {name}."
@@ -188,5 +172,5 @@ class EditorSession:
 
 
 def _what_decides(options: StepOptions) -> tuple[Any, ...]:
-    """Return what of the options decides the profile."""
+    """Return only the options that the profile depends on."""
     return options.devices[:1], options.batch, options.amp, options.checkpoint

@@ -1,4 +1,4 @@
-"""What the language server knows of its client: settings, sessions of entry files, and documents."""
+"""State of the language server for its client: settings, sessions of entry files, documents."""
 
 from __future__ import annotations
 
@@ -26,28 +26,22 @@ from roller.server.worker_process import WorkerProcesses
 if TYPE_CHECKING:
     from roller.server.lsp.page import EditorPage
 
-#: Diagnostics follow an edit after a pause of as long.
+#: Seconds without an edit before diagnostics are sent again.
 _PAUSE_S = 0.2
 
 
 class EditorState:
-    """The sessions of one client.
-
-    Parameters
-    ----------
-    server
-        The server that talks with it.
-    """
+    """Sessions, pages and settings of one client."""
 
     def __init__(self, server: LanguageServer) -> None:
         self._server = server
         self.settings = Settings()
         self._wrong_settings = self._unknown_settings = ""
         self._processes: WorkerProcesses | None = None
-        #: By entry file; the one that was asked for last comes last.
+        #: By entry file, in the order of the last use.
         self.sessions: dict[Path, EditorSession] = {}
         self.pages: dict[Path, EditorPage] = {}
-        #: By entry file and name: what was published of a file last.
+        #: Diagnostics last published, by entry file and file name.
         self._published: dict[Path, dict[str, types.PublishDiagnosticsParams]] = {}
         self._waiting: dict[Path, asyncio.TimerHandle] = {}
         self._changed = asyncio.Condition()
@@ -56,13 +50,13 @@ class EditorState:
 
     @property
     def encoding(self) -> Encoding:
-        """What the client's positions count."""
+        """Unit of the client's positions."""
         return self._server.workspace.position_encoding or types.PositionEncodingKind.Utf16
 
     # Settings
 
     def configure(self, data: Any) -> None:
-        """Take settings; what is wrong with them is told, and again where a profile is asked for."""
+        """Apply settings; errors in them are reported now, and again at each request for a profile."""
         if data is None:
             return
         self._unknown_settings = unknown_settings(data)
@@ -72,11 +66,11 @@ class EditorState:
             self._wrong_settings = str(error)
 
     async def read_configuration(self) -> None:
-        """Ask the client for its settings, if it can be asked."""
+        """Request the client's settings if it supports that."""
         workspace = self._server.client_capabilities.workspace
         if workspace is not None and workspace.configuration:
             asked = types.ConfigurationParams([types.ConfigurationItem(section="roller")])
-            with contextlib.suppress(Exception):  # a client without an answer
+            with contextlib.suppress(Exception):  # the client may not answer
                 found = await self._server.workspace_configuration_async(asked)
                 self.configure(found[0] if found else None)
         if self._wrong_settings:
@@ -91,7 +85,7 @@ class EditorState:
     # Documents
 
     def document(self, uri: str) -> tuple[EditorSession, str, str] | None:
-        """Return the session of a document, its name in the project and its text; ``None`` without a session."""
+        """Return the session, project-relative name and text of a document; ``None`` without a session."""
         path = path_of(uri)
         for one in reversed(self.sessions.values()):
             name = None if path is None else one.covers(path)
@@ -101,7 +95,7 @@ class EditorState:
         return None
 
     def text_of(self, shown: EditorSession, name: str) -> str | None:
-        """Return the text of a file as the editor has it, else as it is on the disk."""
+        """Return the text of a file from the editor if it is open there, else from disk."""
         document = self.open_document(shown.project.folder / name)
         if document is not None:
             return str(document.source)
@@ -111,21 +105,21 @@ class EditorState:
             return None
 
     def open_document(self, path: Path) -> Any:
-        """Return the document of a file that is open in the editor, else ``None``."""
+        """Return the editor's open document of a file, or ``None``."""
         for uri, document in self._server.workspace.text_documents.items():
             if path_of(uri) == path:
                 return document
         return None
 
     def uri_of(self, path: Path) -> str:
-        """Return the URI of a file, as the client writes it where it has opened it."""
+        """Return the URI of a file, in the client's spelling if it is open there."""
         document = self.open_document(path)
         return str(document.uri) if document is not None else str(from_fs_path(str(path)))
 
     # Sessions
 
     async def profile(self, uri: str) -> EditorSession:
-        """Profile an entry file: the configured one, else that of the URI, else that of the session it belongs to."""
+        """Profile the configured entry file, else the file of the URI, else the entry file of that file's session."""
         if self._wrong_settings:
             raise SettingsError(self._wrong_settings)
         entry = self._entry_of(uri)
@@ -158,7 +152,7 @@ class EditorState:
             root = self._server.workspace.root_path
             return (Path(root or ".") / self.settings.entry).resolve()
         if path is not None and path not in self.sessions and kind_of_file(path) == "script":
-            found = self.document(uri)  # a module that an entry file imports has no providers either
+            found = self.document(uri)  # a module imported by an entry file looks like a script
             if found is not None:
                 return found[0].project.entry
         if path is None:
@@ -166,7 +160,7 @@ class EditorState:
         return path
 
     def session_of(self, uri: str) -> EditorSession:
-        """Return the session of a file; of ``""`` the one that was asked for last."""
+        """Return the session of a file; for ``""`` the one used last."""
         found = self.document(uri) if uri else None
         if found is not None:
             return found[0]
@@ -176,7 +170,7 @@ class EditorState:
         raise RollerError(f"{name}: expected a file with a profile, got none. Use roller.profile on an entry file.")
 
     async def snapshot(self, uri: str, waits: bool) -> dict[str, Any]:
-        """Return all that the session of a file knows; on wish after the running profile has ended."""
+        """Return the whole state of a file's session; with ``waits``, after the running profile has ended."""
         shown = self.session_of(uri)
         if waits:
             async with self._changed:
@@ -184,13 +178,13 @@ class EditorState:
         return {**shown.session.snapshot(), "entry": shown.project.entry_name, "stale": shown.is_stale}
 
     def saved(self, uri: str) -> None:
-        """Look at the files at once, and not only at the next turn."""
+        """Check the files now instead of at the next poll."""
         for one in self.sessions.values():
             one.session.look()
         self.publish(uri)
 
     async def page_of(self, shown: EditorSession) -> EditorPage:
-        """Return the page of a session, served from now on."""
+        """Return the page of a session, started if necessary."""
         entry = shown.project.entry
         try:
             from roller.server.lsp.page import EditorPage, known_devices
@@ -216,7 +210,7 @@ class EditorState:
         for shown in tuple(self.sessions.values()):
             await shown.close()
         self.sessions.clear()
-        await self._notify_waiting()  # who waits for a profile is answered with what is known
+        await self._notify_waiting()  # requests that wait for a profile get the current state
         if self._processes is not None:
             await self._processes.close()
             self._processes = None
@@ -224,9 +218,9 @@ class EditorState:
     # Messages
 
     def _take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
-        """Take a message of a session."""
+        """Process a message of a session."""
         kind = message["type"]
-        self._spawn(self._notify_waiting())  # first: who waits goes on, whatever goes wrong below
+        self._spawn(self._notify_waiting())  # first, so that waiting requests continue even if something below fails
         self._progress.take(shown, message)
         if kind == "state" or (kind == "result" and message["stage"] in ("profile", "fit", "hints")):
             self._publish_all(shown)
@@ -243,13 +237,13 @@ class EditorState:
         task.add_done_callback(self._tasks.discard)
 
     def publish(self, uri: str) -> None:
-        """Send the diagnostics of the session of a file."""
+        """Send the diagnostics of a file's session."""
         found = self.document(uri)
         if found is not None:
             self._publish_all(found[0])
 
     def publish_soon(self, uri: str) -> None:
-        """Send them after a pause in typing."""
+        """Send the diagnostics after a pause in typing."""
         found = self.document(uri)
         if found is None:
             return
@@ -276,7 +270,7 @@ class EditorState:
         self._published[shown.project.entry] = made
 
     def _refresh(self) -> None:
-        """Let the client ask for lenses and hints again, if it can be told to."""
+        """Ask the client to request lenses and inlay hints again, if it supports that."""
         workspace = self._server.client_capabilities.workspace
         if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:
             self._server.workspace_code_lens_refresh(None)
@@ -284,12 +278,12 @@ class EditorState:
             self._server.workspace_inlay_hint_refresh(None)
 
     def with_devices(self, shown: EditorSession, devices: tuple[tuple[str, int], ...]) -> None:
-        """Profile a step on other devices."""
+        """Profile the step on other devices."""
         shown.session.set_options(replace(shown.session.options, devices=devices))
 
 
 def path_of(uri: str) -> Path | None:
-    """Return the path of a URI with links resolved; ``None`` for what is no file."""
+    """Return the resolved path of a file URI; ``None`` for other URIs."""
     try:
         path = to_fs_path(uri) if uri.startswith("file:") else None
         return None if not path else Path(path).resolve()

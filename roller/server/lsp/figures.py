@@ -1,4 +1,4 @@
-"""The figures of a profile by what a document shows: its lines, the modules that a line calls, and classes."""
+"""Figures of a profile for a document: of its lines, of the modules that a line calls, and of classes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _STEP = names_of("iteration_provider")
 
 @dataclass(frozen=True)
 class Part:
-    """What a part of the step takes.
+    """Time and memory of a module or class.
 
     Parameters
     ----------
     name
         Path of a module, or name of a class.
     wall_s
-        Part of the step's time.
+        Its share of the step's time, in seconds.
     held_bytes
-        Bytes at the total's peak.
+        Bytes at the peak of the total.
     instances
-        Modules that it is made of.
+        Paths of the module instances.
     """
 
     name: str
@@ -43,24 +43,20 @@ class Part:
 
 @dataclass(frozen=True)
 class ProfileFigures:
-    """A profile as documents show it.
+    """Profile arranged by the lines of documents.
 
     Parameters
     ----------
-    profile
-        The profile.
     data
-        The data of the session's stage ``"profile"``.
-    revision
-        Of the project's files.
+        Data of the session's stage ``"profile"``.
     texts
-        Name -> text of the files that it is of.
-    lines, kernels
-        Lines by file and number, and the kernel that takes most of the time of each, where one is known.
+        Text of each profiled file by name.
+    kernels
+        Kernel with the longest time of each line, and its seconds.
     calls, classes
-        What the modules take that a line calls, and the instances of a class, by file and line.
+        Modules called by a line, and instances of a class, by file and line.
     steps
-        Line of the step by file.
+        Line of the step's function by file.
     """
 
     profile: StepProfile
@@ -75,7 +71,7 @@ class ProfileFigures:
 
     @classmethod
     def of(cls, data: Mapping[str, Any], revision: int, texts: Mapping[str, str], entry: str) -> ProfileFigures:
-        """Return the figures of the data of a session's stage ``"profile"``; ``entry`` is the entry file's name."""
+        """Compute the figures from the data of stage ``"profile"``; ``entry`` is the entry file's name."""
         profile = from_data(data["profile"])
         lines: dict[str, dict[int, Line]] = {}
         kernels = {}
@@ -100,14 +96,14 @@ class ProfileFigures:
         return {name: tuple(nodes) for name, nodes in found.items()}
 
     def nodes_at(self, path: Sequence[str]) -> tuple[Node, ...]:
-        """Return the nodes of the first name, wherever they are, and from there on the children of the next names."""
+        """Return the nodes with the first name anywhere in the tree, then follow their children by the other names."""
         found = self.nodes.get(path[0], ()) if path else ()
         for name in path[1:]:
             found = tuple(child for node in found for child in node.children if child.name == name)
         return found
 
     def children(self, path: Sequence[str]) -> list[dict[str, Any]]:
-        """Return what the nodes at a path are made of, largest time first."""
+        """Return the children of the nodes at a path, longest first."""
         found: dict[tuple[str, str], list[Node]] = {}
         for node in self.nodes_at(path):
             for child in node.children:
@@ -124,7 +120,7 @@ class ProfileFigures:
 
 
 def _costliest_kernel(line: Line) -> tuple[str, float] | None:
-    """Return the kernel that takes most of a line's time, and its time; ``None`` where none is known."""
+    """Return the kernel with the longest time in a line, and its seconds; ``None`` if no kernel is known."""
     took: dict[str, float] = {}
     for instance in line.instances:
         for node in instance.node.walk():
@@ -135,7 +131,7 @@ def _costliest_kernel(line: Line) -> tuple[str, float] | None:
 
 
 def sums_of(line: Line, what: str) -> dict[str, float]:
-    """Return ``bound_s`` or ``pipe_s`` of all instances of a line."""
+    """Sum ``bound_s`` or ``pipe_s`` over all instances of a line."""
     found: dict[str, float] = {}
     for instance in line.instances:
         for name, seconds in getattr(instance.node, what).items():
@@ -144,7 +140,7 @@ def sums_of(line: Line, what: str) -> dict[str, float]:
 
 
 def classes_in(source: str) -> list[tuple[int, int, str]]:
-    """Return first line, last line and name of each class, outer ones first."""
+    """Return the first line, last line and name of each class, outer classes first."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -153,7 +149,7 @@ def classes_in(source: str) -> list[tuple[int, int, str]]:
 
 
 def step_line(source: str) -> int:
-    """Return the line of the function that describes a step; 1 for a script."""
+    """Return the line of ``iteration_provider``; 1 for a script."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -162,7 +158,7 @@ def step_line(source: str) -> int:
 
 
 def _calls(root: Node) -> dict[tuple[str, int], tuple[Part, ...]]:
-    """Return the modules that each line calls, the one with the most time first."""
+    """Return the modules called by each line, longest first."""
     found: dict[tuple[str, int], dict[str, list[Node]]] = {}
     for node in root.walk():
         if node.kind != "line":
@@ -192,7 +188,7 @@ def _place(name: str) -> tuple[str, int]:
 def _parts_of_classes(
     root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
 ) -> dict[tuple[str, int], Part]:  # fmt: skip
-    """Return what the instances of each class take, by its file and first line; one within another counts once."""
+    """Sum time and memory of the instances of each class by file and first line; nested instances count once."""
     owners: dict[tuple[str, int], dict[int, Node]] = {}
     instances: dict[tuple[str, int], dict[str, None]] = {}
     names: dict[tuple[str, int], str] = {}
@@ -215,7 +211,7 @@ def _parts_of_classes(
 
 
 def _class_around(name: str, classes: Mapping[str, list[tuple[int, int, str]]]) -> tuple[tuple[str, int], str] | None:
-    """Return file and first line of the innermost class around a line, and its name."""
+    """Return the file, first line and name of the innermost class around a line."""
     file, line = _place(name)
     around = [one for one in classes.get(file, ()) if one[0] <= line <= one[1]]
     if not around:
@@ -227,7 +223,7 @@ def _class_around(name: str, classes: Mapping[str, list[tuple[int, int, str]]]) 
 def _lines_with_owners(
     root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
 ) -> Iterator[tuple[Node, Node, str, Counter[tuple[str, int]]]]:
-    """Yield each line, the module that runs it, else itself, that module's path, and the classes around."""
+    """Yield each line, the module that runs it or the line itself, the module's path, and the enclosing classes."""
     around: Counter[tuple[str, int]] = Counter()
     todo: list[tuple[Node | None, Node | None, str, tuple[str, int] | None]] = [(root, None, "", None)]
     while todo:

@@ -1,6 +1,6 @@
-"""``roller lsp``: the language server, which shows live profiles in an editor. Docs: docs/guides/editor.md.
+"""Language server of ``roller lsp``, documented in docs/guides/editor.md.
 
-No code of a project runs until a client asks for a profile of an entry file.
+It runs no code of a project until a client requests a profile of an entry file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.short_pauses import shorten_pauses
 from roller.server.time_limit import within
 
-#: Version of the commands, requests and data; a client of another one refuses the server.
+#: Version of the commands, requests and data; a client with another version refuses the server.
 PROTOCOL = 1
 
 
@@ -32,7 +32,7 @@ class _Protocol(LanguageServerProtocol):
     _was_initialized = False
 
     def handle_message(self, message: Any) -> None:
-        """Refuse what comes before ``initialize``, a second one, and what comes after ``shutdown``."""
+        """Reject messages before ``initialize``, a second ``initialize``, and messages after ``shutdown``."""
         method = getattr(message, "method", None)
         why = self._refusal_of(method) if method is not None and method != types.EXIT else None
         if why is None:
@@ -53,14 +53,14 @@ class _Protocol(LanguageServerProtocol):
 
     @lsp_method(types.INITIALIZE)
     def lsp_initialize(self, params: types.InitializeParams) -> Generator[Any, Any, types.InitializeResult]:
-        """Answer with the version of the protocol beside the capabilities."""
+        """Add the version of the protocol to the capabilities."""
         result = yield from super().lsp_initialize(params)
         result.capabilities.experimental = {"roller": {"protocol": PROTOCOL}}
         return result
 
 
 class RollerLanguageServer(LanguageServer):
-    """The server of one client; its documents are synchronised as a whole, since pygls ends lines at form feeds."""
+    """Server of one client; documents are synchronised in full, since pygls ends lines at form feeds."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -70,14 +70,14 @@ class RollerLanguageServer(LanguageServer):
         self.was_shut_down = False
 
     def report_server_error(self, error: Exception, source: Any) -> None:
-        """Log what is wrong with a message that has no answer, such as an edit of a document that is not open."""
+        """Log an invalid notification, such as an edit of a document that is not open."""
         if not issubclass(source, FeatureRequestError):
             said = f"expected a message of the protocol, got another ({shown_text(str(error))}). It was passed over."
             self.window_log_message(types.LogMessageParams(types.MessageType.Warning, said))
 
 
 def make_server() -> RollerLanguageServer:
-    """Return a server that knows all requests and commands."""
+    """Return a server with all requests and commands registered."""
     server = RollerLanguageServer()
     _register_lifetime(server)
     _register_documents(server)
@@ -87,9 +87,9 @@ def make_server() -> RollerLanguageServer:
 
 
 def serve_editor() -> None:
-    """Serve a client on the standard input and output until it ends the conversation."""
-    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # refusals are answers, not errors of the server
-    output, sys.stdout = sys.stdout.buffer, sys.stderr  # whatever prints here must not disturb the conversation
+    """Serve a client on standard input and output until it disconnects."""
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # a refusal is an answer, not an error of the server
+    output, sys.stdout = sys.stdout.buffer, sys.stderr  # prints must not mix with the messages
     server = make_server()
     shorten_pauses()
     server.start_io(sys.stdin.buffer, output)
@@ -121,7 +121,7 @@ def _register_lifetime(server: RollerLanguageServer) -> None:
         try:
             await within(5.0, ls.editor.close())
         finally:
-            os._exit(0 if ls.was_shut_down else 1)  # a client may leave the input open, which a thread reads
+            os._exit(0 if ls.was_shut_down else 1)  # a thread may still block on input that the client left open
 
 
 def _register_documents(server: RollerLanguageServer) -> None:

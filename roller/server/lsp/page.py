@@ -1,4 +1,4 @@
-"""The page of a session that an editor has: the same figures in a browser, or beside the file."""
+"""Page of a session, served for a browser or a panel of the editor."""
 
 from __future__ import annotations
 
@@ -17,23 +17,15 @@ from roller.server.session import Session
 from roller.server.time_limit import within
 from roller.server.web import PageServer
 
-#: Who may show the page in a frame: the editor on this machine, and its version in a browser.
+#: Sources that may show the page in a frame: the editor on this machine, and its browser version.
 _FRAMES = "vscode-webview: vscode-file: https://*.vscode-cdn.net"
 _LOOPBACK = ("127.0.0.1", "localhost")
-#: Seconds between two looks at whether the page is served.
+#: Seconds between two checks whether the page is served.
 _LOOK_S = 0.01
 
 
 class EditorPage:
-    """Serves the page of a session that goes on without it.
-
-    Parameters
-    ----------
-    session
-        The session.
-    devices
-        As :func:`known_devices` returns them.
-    """
+    """Serve the page of a session; the session continues without it."""
 
     def __init__(self, session: Session, devices: list[dict[str, Any]]) -> None:
         self._socket = listen_on(_LOOPBACK[0], 0)
@@ -50,11 +42,11 @@ class EditorPage:
 
     @property
     def is_served(self) -> bool:
-        """Whether a browser is answered at the address, or will be."""
+        """Whether the server runs or is starting."""
         return not self._running.done()
 
     async def started(self) -> None:
-        """Wait until a browser is answered."""
+        """Wait until the server accepts connections."""
         while not self._server.started and self.is_served:
             await asyncio.sleep(_LOOK_S)
         if not self.is_served:
@@ -63,7 +55,7 @@ class EditorPage:
             raise RollerError(f"showPage: expected a page at {self._page.hosts[0]}, got {why}. Show the page again.")
 
     def allow(self, host: str) -> None:
-        """Let a browser use another port of its own machine, which is forwarded to this one."""
+        """Accept a host header with another port of the local machine, which is forwarded to this server."""
         name, _, port = host.rpartition(":")
         if name not in _LOOPBACK or not port.isascii() or not port.isdigit():
             raise RollerError(
@@ -76,13 +68,13 @@ class EditorPage:
     async def close(self) -> None:
         """Stop serving."""
         self._server.should_exit = True
-        with contextlib.suppress(Exception):  # too long, or why it ended: whoever asked for the page was told
+        with contextlib.suppress(Exception):  # timeout, or an error that was already reported
             await within(3.0, self._running)
         self._socket.close()
 
 
 def known_devices() -> list[dict[str, Any]]:
-    """Return the facts of devices to choose from; it reads all specifications."""
+    """Return the facts of all devices to choose from; reads every specification."""
     specs = [load_spec(name) for name in list_specs()]
     return [facts_of(spec) for spec in specs if spec.traits.blocks or not spec.traits.discrete]
 

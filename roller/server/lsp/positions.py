@@ -1,4 +1,4 @@
-"""Places in a document, as a client counts them, and lines that edits moved."""
+"""Positions in a document in the client's units, and lines that edits moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Encoding = types.PositionEncodingKind | str
 
 
 def units_of(text: str, encoding: Encoding) -> int:
-    """Return the length of a text in units of the client: bytes of UTF-8, halves of UTF-16, or characters.
+    """Return the length of a text in the client's units: UTF-8 bytes, UTF-16 code units, or characters.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def position_at(text: str, offset: int, encoding: Encoding) -> types.Position:
 
 
 def range_of_line(lines: list[str], line: int, encoding: Encoding) -> types.Range:
-    """Return the range of the text of a line, from 1, without its indentation."""
+    """Return the range of a line (from 1) without its indentation."""
     text = lines[line - 1] if 0 < line <= len(lines) else ""
     indent = len(text) - len(text.lstrip())
     return types.Range(
@@ -51,22 +51,14 @@ def range_of_line(lines: list[str], line: int, encoding: Encoding) -> types.Rang
 
 @dataclass(frozen=True)
 class PlacedLine:
-    """A line of a profile in a document.
-
-    Parameters
-    ----------
-    line
-        Its number there, from 1.
-    is_changed
-        Whether its text is another one by now.
-    """
+    """Current line number (from 1) of a profiled line, and whether its text changed."""
 
     line: int
     is_changed: bool = False
 
 
 def placed_lines(old: str, new: str) -> Mapping[int, PlacedLine]:
-    r"""Return the lines of an earlier text that the present one still has, by their earlier numbers.
+    r"""Map line numbers of an earlier text to those of the current one; deleted lines are missing.
 
     Examples
     --------

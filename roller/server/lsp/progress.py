@@ -1,4 +1,4 @@
-"""The progress of running profiles, as the editor shows it."""
+"""Progress of running profiles in the editor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNTED = {"trace": "operators", "price": "operators"}
 
 @dataclass
 class _Shown:
-    """The progress of one profile: its token, whether the client shows it, and what it is told next."""
+    """Progress of one profile: its token, whether the client shows it, and the next text."""
 
     token: str
     has_begun: bool = False
@@ -30,24 +30,16 @@ class _Shown:
 
 
 class ProgressReports:
-    """Tells a client how far profiles are, if it can show that.
-
-    A profile runs its stages many times over, so that there is no share of the whole to tell.
-
-    Parameters
-    ----------
-    server
-        The server that talks with it.
-    """
+    """Report the progress of profiles to a client that supports it."""
 
     def __init__(self, server: LanguageServer) -> None:
         self._server = server
         self._count = 0
-        #: By session.
+        #: By session. There is no overall percentage: a profile runs its stages many times.
         self._open: dict[int, _Shown] = {}
 
     def take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
-        """Begin, go on or end, as a message of a session says."""
+        """Begin, update or end the progress of a session according to its message."""
         window = self._server.client_capabilities.window
         if window is None or not window.work_done_progress:
             return
@@ -67,7 +59,7 @@ class ProgressReports:
                 self._server.work_done_progress.end(found.token, end)
 
     def _tell_soon(self, found: _Shown, text: str) -> None:
-        """Tell the latest text at most once in a while."""
+        """Report the latest text, at most once per interval."""
         found.next = text
         if found.timer is None:
             self._tell(found)
@@ -84,7 +76,7 @@ class ProgressReports:
         progress, found = self._server.work_done_progress, _Shown(f"roller-{self._count}")
 
         def begin(*_: Any) -> None:
-            if self._open.get(key) is found and not found.has_begun:  # it has not ended meanwhile
+            if self._open.get(key) is found and not found.has_begun:  # the profile may have ended meanwhile
                 found.has_begun = True
                 progress.begin(found.token, types.WorkDoneProgressBegin(title, cancellable=False))
 
@@ -93,7 +85,7 @@ class ProgressReports:
 
 
 def progress_text(stage: str, done: int, total: int) -> str:
-    """Return how far a stage is, in words.
+    """Describe the progress of a stage.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a client configures: entry file, devices and how the step is profiled."""
+"""Client settings: entry file, devices, and options of the profile."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _COUNTED = re.compile(r"(?:([1-9][0-9]{0,4})x)?(.+)", re.ASCII)
 _AMPS = ("fp32", "fp16", "bf16")
 _MOST_BATCH = 10**9
 _NAMES = ("entry", "device", "batch", "amp", "checkpoint", "live", "runScripts", "arguments", "patience")
-#: What clients themselves read of their settings of this server.
+#: Settings that clients read themselves.
 _OF_CLIENTS = ("python", "trace")
-#: Unknown settings that are named, and characters of such a name.
+#: Most unknown settings in a message, and the longest name in characters.
 _MOST_SAID, _LONGEST_NAME = 5, 40
 
 
 class SettingsError(RollerError):
-    """A setting that is none."""
+    """A setting has a wrong value."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,13 @@ class Settings:
     Parameters
     ----------
     entry
-        Path of the entry file, relative to the workspace; ``""`` for the file that is profiled first.
-    options
-        How the step is profiled.
+        Path relative to the workspace; ``""`` for the file that is profiled first.
     arguments
-        Of a training script without providers.
+        Command-line arguments of a training script without providers.
     is_live
-        Whether a save starts a profile, once there is one.
-    runs_scripts
-        Whether a training script without providers may run.
+        Whether a save starts a profile after the first one.
     patience_s
-        Seconds without progress after which a profile is given up.
+        Seconds without progress until a profile is stopped.
     """
 
     entry: str = ""
@@ -54,7 +50,7 @@ class Settings:
     patience_s: float = PATIENCE_S
 
     def updated(self, data: Any) -> Settings:
-        """Return the settings with those of a client's JSON; see :func:`unknown_settings` for the other keys."""
+        """Return the settings updated from a client's JSON; unknown keys are ignored."""
         if data is None:
             return self
         if not isinstance(data, Mapping):
@@ -86,7 +82,7 @@ class Settings:
 
 
 def unknown_settings(data: Any) -> str:
-    """Return which keys of a client's JSON are no settings, in words; ``""`` where all are.
+    """Return a message on the unknown keys of a client's JSON; ``""`` if there are none.
 
     Examples
     --------
@@ -109,9 +105,7 @@ def _short(name: Any) -> str:
 
 
 def devices_of(value: Any, where: str = "device") -> tuple[tuple[str, int], ...]:
-    """Return name and number of devices from ``"h100,2xa100"``, or from a list of such words.
-
-    ``where`` begins what is said of others.
+    """Parse names and counts of devices from ``"h100,2xa100"`` or a list; ``where`` begins the error message.
 
     Examples
     --------
@@ -139,9 +133,9 @@ def devices_of(value: Any, where: str = "device") -> tuple[tuple[str, int], ...]
 
 
 def whole_number(value: Any, name: str) -> int:
-    """Return a number of samples."""
+    """Return a checked number of samples."""
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # a client's JSON may have only one kind of number
+        value = int(value)  # some clients write all JSON numbers as floats
     if type(value) is not int or not 0 < value <= _MOST_BATCH:
         raise SettingsError(f"{name}: expected a whole number of at least 1, got {shown(value)}. Write e.g. 16.")
     return value

@@ -1,4 +1,4 @@
-"""What an editor shows of a profile in a document: lenses, hovers and hints at the ends of lines."""
+"""Code lenses, hovers and inlay hints of a profile in a document."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from roller.server.lsp.figures import Part, ProfileFigures, sums_of
 from roller.server.lsp.positions import Encoding, PlacedLine, range_of_line, units_of
 from roller.server.lsp.words import device_text, interval_text, pipe_text, plain, share_text, size_text, time_text
 
-#: Lenses of one line, and instances that a hover names.
+#: Most lenses of a line, and most instances in a hover.
 _MOST_LENSES, _MOST_INSTANCES = 3, 5
 _STALE = " · stale"
 
 
 def lenses(shown: EditorSession, name: str, text: str, uri: str, encoding: Encoding) -> list[types.CodeLens]:
-    """Return the lenses of a document: of the step, of classes, and of lines that call modules."""
+    """Return the code lenses of a document: of the step, of classes, and of lines that call modules."""
     placement, figures = shown.placement(name, text), shown.figures
     if placement is None or figures is None:
         return []
@@ -48,7 +48,7 @@ def lenses(shown: EditorSession, name: str, text: str, uri: str, encoding: Encod
 
 
 def _parts(figures: ProfileFigures, placement: Placement) -> Iterator[tuple[str, PlacedLine, Part, str]]:
-    """Yield title, place, figures and first module of classes, and of modules that lines call."""
+    """Yield the title, line, part and first module of classes and of modules called by lines."""
     for (file, line), part in figures.classes.items():
         if file == placement.name and line in placement.lines:
             count = len(part.instances)
@@ -102,7 +102,7 @@ def _step_data(figures: ProfileFigures) -> dict[str, Any]:
 def inlays(
     shown: EditorSession, name: str, text: str, within: types.Range, encoding: Encoding
 ) -> list[types.InlayHint]:  # fmt: skip
-    """Return time and memory at the ends of the lines of a range that have any."""
+    """Return inlay hints with time and memory for the lines of a range."""
     placement, figures = shown.placement(name, text), shown.figures
     if placement is None or figures is None:
         return []
@@ -125,7 +125,7 @@ def inlays(
 
 
 def line_data(figures: ProfileFigures, line: Line) -> dict[str, Any]:
-    """Return the figures of a line as they are, without rounding."""
+    """Return the figures of a line without rounding."""
     kernel = figures.kernels.get(line.name)
     return {
         "file": line.file, "line": line.line, "wall_s": line.wall_s, "held_bytes": line.total_held_bytes,
@@ -140,7 +140,7 @@ def line_data(figures: ProfileFigures, line: Line) -> dict[str, Any]:
 
 
 def found_line(shown: EditorSession, name: str, text: str, line: int) -> tuple[Line, bool] | None:
-    """Return the profile's line at a line of a document (from 1), and whether its figures are stale."""
+    """Return the profile's line for a document's line (from 1), and whether its figures are stale."""
     placement, figures = shown.placement(name, text), shown.figures
     place = None if placement is None else placement.line_of_profile(line)
     if place is None or figures is None:
@@ -150,7 +150,7 @@ def found_line(shown: EditorSession, name: str, text: str, line: int) -> tuple[L
 
 
 def hover(shown: EditorSession, name: str, text: str, at: types.Position, encoding: Encoding) -> types.Hover | None:
-    """Return what is known of the line at a position."""
+    """Return the hover of the line at a position."""
     found = found_line(shown, name, text, at.line + 1)
     if found is None or shown.figures is None:
         return None

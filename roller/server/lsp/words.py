@@ -1,4 +1,4 @@
-"""Numbers and profiles in words, rounded for people; the exact values go beside them as data."""
+"""Numbers of profiles as rounded text; exact values are sent as data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def time_text(seconds: float) -> str:
-    """Return a time in words.
+    """Format seconds with a suitable unit.
 
     Examples
     --------
@@ -23,7 +23,7 @@ def time_text(seconds: float) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """Return a number of bytes in words.
+    """Format bytes with a suitable unit.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def share_text(part: float, whole: float) -> str:
-    """Return a share in words; ``""`` where there is no whole.
+    """Format a share in percent; ``""`` if the whole is zero.
 
     Examples
     --------
@@ -52,18 +52,18 @@ def share_text(part: float, whole: float) -> str:
 
 
 def device_text(profile: Mapping[str, Any]) -> str:
-    """Return the device of a profile, and how many of them share the batch."""
+    """Format the device of a profile, with the number that share the batch."""
     name, count = profile["device"] or "unknown device", profile["devices"]
     return name if count == 1 else f"{count} x {name}"
 
 
 def interval_text(lower_s: float, upper_s: float) -> str:
-    """Return an interval in words; ``""`` where none is known."""
+    """Format an interval; ``""`` if none is known."""
     return f"{time_text(lower_s)} to {time_text(upper_s)}" if upper_s > lower_s else ""
 
 
 def pipe_text(pipe: str) -> str:
-    """Return the name of a kind of arithmetic units.
+    """Return the display name of a kind of arithmetic units.
 
     Examples
     --------
@@ -74,5 +74,5 @@ def pipe_text(pipe: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text of a project for Markdown: in code, without what would end it."""
+    """Quote a text as Markdown code; replace characters that would end it."""
     return "`" + " ".join(text.replace("`", "'").split()) + "`"
