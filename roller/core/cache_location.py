@@ -1,4 +1,4 @@
-"""Where the cache lives: ``ROLLER_CACHE_DIR``, else the user's cache folder."""
+"""Location of the kernel cache: ``ROLLER_CACHE_DIR``, else the user's cache folder."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ VARIABLE = "ROLLER_CACHE_DIR"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache; nothing is created.
-
-    ``ROLLER_CACHE_DIR`` where it is set, else ``$XDG_CACHE_HOME/roller`` or ``~/.cache/roller`` on Linux, and what
-    ``platformdirs`` names on other systems (``~/.cache/roller`` where it is not installed).
+    """Return the cache folder without creating it: ``ROLLER_CACHE_DIR``, else the platform's user cache.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How objects show themselves: one short line for ``repr``, a table where a notebook can show one."""
+"""Text for people: one-line ``repr``, HTML tables for notebooks, times and capacities with units."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from roller.errors import printable
 
-#: Characters of a ``repr`` at most: lists of objects stay readable in an 80-column terminal's two lines.
+#: Maximum characters of a ``repr``: it fits two lines of an 80-column terminal.
 MOST_CHARACTERS = 118
 
 
 def one_line(kind: str, *parts: str) -> str:
-    """Return ``<kind part, part>`` on one line of bounded length; what is cut from its end is an ellipsis.
+    """Return ``<kind part, part>`` on one line of bounded length, cut with an ellipsis.
 
     Examples
     --------
@@ -29,7 +29,7 @@ def one_line(kind: str, *parts: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text of at most ``most`` characters.
+    """Return the text cut to at most ``most`` characters.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def cut(text: str, most: int) -> str:
 
 
 def non_defaults(value: Any) -> str:
-    """Return ``Name(field=value, ...)`` of a dataclass with those fields alone that differ from their defaults.
+    """Return ``Name(field=value, ...)`` of a dataclass with only the fields that differ from their defaults.
 
     Examples
     --------
@@ -60,9 +60,7 @@ def _is_default(value: Any, field: Field[Any]) -> bool:
 
 
 def structure(value: Any) -> str:
-    """Return everything within nested dataclasses, as their generated ``repr`` has it.
-
-    For comparisons to the last sign: 1 and 1.0 are equal, 0.0 and -0.0 are, and their texts are not.
+    """Return a text that is equal only for identical nested dataclasses: it separates 1 from 1.0 and 0.0 from -0.0.
 
     Examples
     --------
@@ -86,7 +84,7 @@ def _told(kind: type) -> tuple[str, ...]:
 
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for a notebook; everything in it is text, whatever it looks like.
+    """Return an HTML table for a notebook; all cells are escaped.
 
     Examples
     --------
@@ -99,7 +97,7 @@ def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object
 
 
 def seconds_text(value: float | None) -> str:
-    """Return a time for people.
+    """Return a time with a readable unit.
 
     Examples
     --------
@@ -115,7 +113,7 @@ def seconds_text(value: float | None) -> str:
 
 
 def bytes_text(count: float, digits: int = 3) -> str:
-    """Return a capacity for people, in the powers of two that chips are made in.
+    """Return a capacity with a binary unit.
 
     Examples
     --------

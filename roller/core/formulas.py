@@ -1,7 +1,6 @@
-"""Whole numbers as functions of sizes, and their values; what finds them is :mod:`roller.core.fitting`.
+"""Integer formulas of sizes; :mod:`roller.core.fitting` finds them.
 
-What a compiler writes for one shape is full of numbers that come from its sizes: extents, strides, counts of tiles.
-Each is a product of sizes, of quotients of them by a tile and of remainders, with a factor and a constant:
+Extents, strides and tile counts in compiled code are sums of products of sizes, quotients and remainders:
 ``64 * b * s``, ``ceil(s / 32) * b``, ``s - 16``.
 """
 
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The largest number that one over it is known by.
+#: Largest integer that is recognised by its inverse.
 _MOST_INVERTED = 1 << 22
 
 
@@ -24,18 +23,16 @@ class Atom:
     Parameters
     ----------
     sizes
-        Names of the sizes that are multiplied; one that is squared stands twice.
+        Names of the factors, repeated for powers.
     how
-        ``"*"``: the product itself; ``"ceil"``, ``"floor"``: its quotient by :attr:`by`, rounded; ``"mod"``: the rest;
-        ``"share"``: :attr:`whole` divided by the first quotient, both rounded up.
-    by
-        Divisor.
+        ``"*"``: the monomial itself; ``"ceil"``, ``"floor"``: its rounded quotient by :attr:`by`; ``"mod"``: the
+        remainder; ``"share"``: :attr:`whole` divided by the ``"ceil"`` quotient, rounded up.
     factor
-        What the product is multiplied by before it is divided.
+        Multiplies the monomial before the division.
     whole
-        What is shared.
+        Dividend of ``"share"``.
     shift
-        Added before the rounded quotient of ``"floor"``.
+        Added to the dividend of ``"floor"``.
     """
 
     sizes: tuple[str, ...]
@@ -46,7 +43,7 @@ class Atom:
     shift: int = 0
 
     def __str__(self) -> str:
-        """Return it as text.
+        """Return the atom as text.
 
         Examples
         --------
@@ -64,7 +61,7 @@ class Atom:
         return f"{self.how}({held} / {self.by})"
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Return its value."""
+        """Return the value for the given sizes."""
         value = self.factor * math.prod(sizes[n] for n in self.sizes)
         if self.how == "*":
             return value
@@ -75,7 +72,7 @@ class Atom:
         return -(-value // self.by) if self.how == "ceil" else (value + self.shift) // self.by
 
     def of_many(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return its values at several sizes, by name an array of their values."""
+        """Return the values for arrays of sizes."""
         value: np.ndarray = np.asarray(self.factor * math.prod(sizes[n] for n in self.sizes))
         if self.how == "mod":
             value = value % self.by
@@ -86,7 +83,7 @@ class Atom:
         return value
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """Return the largest value that computing it passes through."""
+        """Return an upper bound of all intermediate values."""
         return self.factor * math.prod(sizes[n] for n in self.sizes) + self.by + self.whole
 
 
@@ -104,7 +101,7 @@ class Formula:
     terms: tuple[tuple[int, tuple[Atom, ...]], ...] = ()
 
     def __str__(self) -> str:
-        """Return it as text.
+        """Return the formula as text.
 
         Examples
         --------
@@ -122,18 +119,18 @@ class Formula:
         return f"-{text[3:]}" if text.startswith(" - ") else text[3:]
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Return its value at some sizes."""
+        """Return the value for the given sizes."""
         return self.const + sum(factor * math.prod(a.at(sizes) for a in atoms) for factor, atoms in self.terms)
 
     def of_many(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return its values at several sizes, by name an array of their values."""
+        """Return the values for arrays of sizes."""
         found = np.full(len(next(iter(sizes.values()))), self.const, np.int64)
         for factor, atoms in self.terms:
             found += factor * math.prod(a.of_many(sizes) for a in atoms)
         return found
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """Return the largest absolute value that computing it passes through, with terms in their order."""
+        """Return the largest absolute intermediate value of a left-to-right evaluation."""
         total, most = 0, abs(self.const)
         for factor, atoms in self.terms:
             term = 1
@@ -146,12 +143,12 @@ class Formula:
 
     @property
     def sizes(self) -> frozenset[str]:
-        """The sizes it depends on."""
+        """The sizes that the formula depends on."""
         return frozenset(n for _, atoms in self.terms for a in atoms for n in a.sizes)
 
     @property
     def product(self) -> tuple[str, ...] | None:
-        """The sizes it is a multiple of the product of; ``None`` where it is more than that."""
+        """The monomial whose multiple the formula is, or ``None``."""
         alone = len(self.terms) == 1 and not self.const and len(self.terms[0][1]) == 1
         atom = self.terms[0][1][0] if alone else None
         return atom.sizes if atom is not None and atom.how == "*" else None
@@ -159,17 +156,17 @@ class Formula:
 
 @dataclass(frozen=True)
 class Inverse:
-    """One over a whole number that depends on sizes, as a mean multiplies by."""
+    """One over an integer formula, such as the factor of a mean."""
 
     formula: Formula
 
     def at(self, sizes: Mapping[str, int]) -> float:
-        """Return its value at some sizes."""
+        """Return the value for the given sizes."""
         return 1 / self.formula.at(sizes)
 
     @staticmethod
     def of(value: object) -> int | None:
-        """Return what a number is one over, where that is a whole number.
+        """Return the integer whose inverse the value is, or ``None``.
 
         Examples
         --------
