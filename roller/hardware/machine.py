@@ -1,8 +1,7 @@
-"""The probed profile of this machine: where it lies, and how it is known to be of this machine.
+"""Location of the probed profile of this machine.
 
-``roller probe cpu`` writes a complete specification into the user's data folder, named after a fingerprint. Detection
-puts its measured values on top of the detected ones, so that ``device="cpu"`` is priced with them. Another machine,
-or the same one with fewer cores, has another fingerprint and is not touched by it.
+``roller probe cpu`` writes a complete specification named after a fingerprint; detection overlays its measured values.
+Another machine, or the same one with fewer cores, has another fingerprint.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ VARIABLE = "ROLLER_PROFILE_DIR"
 
 
 def profile_folder() -> Path:
-    """Return the folder of the probed profiles; nothing is created.
-
-    ``ROLLER_PROFILE_DIR`` where it is set, else ``$XDG_DATA_HOME/roller/profiles`` or
-    ``~/.local/share/roller/profiles`` on Linux, and what ``platformdirs`` names on other systems.
+    """Return the folder of probed profiles without creating it: ``ROLLER_PROFILE_DIR``, else the user's data folder.
 
     Examples
     --------
@@ -43,6 +39,6 @@ def profile_folder() -> Path:
 
 
 def profile_path(fingerprint: str) -> Path:
-    """Return where the profile of a fingerprint lies, written or not."""
+    """Return the path of the profile of a fingerprint, whether or not it exists."""
     digest = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
     return profile_folder() / f"cpu-{digest}.yaml"

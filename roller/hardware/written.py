@@ -1,4 +1,4 @@
-"""What a file of a device says beside its effective numbers: the values of other sources, and notes."""
+"""Numbers as a device's file states them: the values of all sources, and notes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from roller.hardware.checks import SOURCES, join_path
 
 @dataclass(frozen=True)
 class Written:
-    """One number as a file has it.
+    """One number as its file states it.
 
     Parameters
     ----------
-    path
-        Dotted path of the field.
     values
-        ``(source, value)`` of every source, in the order in which they are preferred.
-    note
-        What its author says of it; ``""`` where nothing is.
+        ``(source, value)`` pairs in order of preference.
     spread
-        Relative spread over the repetitions of its measurement; ``None`` if it was not repeated.
+        Relative spread over repeated measurements; ``None`` if not repeated.
     """
 
     path: str
