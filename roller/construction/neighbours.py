@@ -1,7 +1,7 @@
-"""Programs one step away from a program: a tile one aligned step up or down, other vectors, staging or splits.
+"""Neighbours of a program: one aligned step of a tile, other vectors, staging or splits.
 
-Construction walks few roads from many starts; around one measured program it pays to look at every step. The steps
-are those of the pools, so that every neighbour is a program they could have made.
+Construction follows few paths from many starts; around a measured program every step is worth a look. All steps
+come from the templates' candidate lists, so construction could have made every neighbour.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Capacity:
     doubtful_bytes
         Part of ``bytes`` that may be missing where no driver report is known.
     source
-        ``"measured"`` (by drivers), ``"derived"`` (from similar devices), ``"datasheet"``, ``"detected"``, ``"override"``.
+        ``"measured"`` (by drivers), ``"derived"`` (from others), ``"datasheet"``, ``"detected"``, ``"override"``.
     """
 
     bytes: int

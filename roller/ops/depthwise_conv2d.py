@@ -46,7 +46,8 @@ def depthwise_conv2d(
     layout
         ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`; a multiplier must divide b.
     kernel_layout
-        Layout of ``W``: ``"OIHW"``, ``"OHWI"`` ``(c * multiplier, kh, kw, 1)`` or ``"HWIO"`` ``(kh, kw, 1, c * multiplier)``.
+        Layout of ``W``: ``"OIHW"``, ``"OHWI"`` ``(c * multiplier, kh, kw, 1)`` or ``"HWIO"``
+        ``(kh, kw, 1, c * multiplier)``.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
 
