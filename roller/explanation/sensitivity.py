@@ -153,6 +153,7 @@ def of_price(
 
 def _reducible(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:
     """Return the components that could be smaller at hardly any cost."""
+    # Without new construction capacities are not reducible: the fixed program uses what it has.
     spares = []
     for e in found:
         if is_resource(e.field, e.unit, capacities):
