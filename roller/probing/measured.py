@@ -1,9 +1,7 @@
-"""A measured value and how far to trust it: robust statistics of repeated short windows.
+"""Robust statistics of repeated short windows.
 
-Disturbances (another process, an interrupt, a page fault) only ever make a window slower, and they come in
-bursts: the mean and the median move with the load of the machine, the fast end of many short windows does not.
-A value is therefore the median of the best windows, and its spread how far those are apart. Where even the best ones
-disagree nothing undisturbed was seen, and the value is refused instead of written.
+Disturbances only slow windows down and come in bursts, so a value is the median of the fastest windows, and its spread
+their range. If even these disagree, no undisturbed window was seen and the value is refused.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from dataclasses import dataclass
 
 #: Relative spread above which a value is not written.
 MAX_SPREAD = 0.15
-#: Share of the windows that is kept: the fast end.
+#: Share of the windows kept, from the fast end.
 KEPT_SHARE = 0.25
-#: Share of the rounds that counts where disturbances have a direction.
+#: Share of the rounds kept where disturbances have a direction.
 _BEST_SHARE = 0.4
-#: Windows that must be left for a spread to mean anything.
+#: Minimum number of windows for a meaningful spread.
 MIN_KEPT = 3
 
 
@@ -29,11 +27,11 @@ class Measured:
     Parameters
     ----------
     value
-        In the unit of the spec field, or in seconds before it is converted.
+        Value in the unit of the spec field, or in seconds before conversion.
     spread
-        ``(max - min) / median`` of the windows kept, relative.
+        ``(max - min) / median`` of the windows kept.
     samples
-        Windows taken in all.
+        Number of all windows.
 
     Examples
     --------
@@ -46,15 +44,15 @@ class Measured:
     samples: int
 
     def times(self, factor: float) -> Measured:
-        """Return the value in another unit."""
+        """Return the value multiplied by a factor."""
         return Measured(self.value * factor, self.spread, self.samples)
 
     def rate(self, work: float) -> Measured:
-        """Return ``work`` per second of a value in seconds."""
+        """Return ``work`` per second, for a value in seconds."""
         return Measured(work / self.value, self.spread, self.samples)
 
     def minus(self, other: Measured) -> Measured:
-        """Return the difference of two values; its absolute uncertainties add up, so a small one is uncertain."""
+        """Return the difference of two values with the sum of their absolute uncertainties."""
         value = self.value - other.value
         uncertain = self.value * self.spread + other.value * other.spread
         return Measured(value, uncertain / abs(value) if value else float("inf"), min(self.samples, other.samples))
@@ -80,7 +78,7 @@ def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
 
 
 def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
-    """Return one value of several rounds, which lie seconds apart: the median of those that count.
+    """Return the median of the rounds that count: the best ones, or the closest majority if ``better`` is 0.
 
     Examples
     --------
@@ -102,7 +100,7 @@ def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
 
 
 def split_by_spread(found: Mapping[str, Measured]) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Return what may be written, and for the rest why not.
+    """Return the values that may be written, and the reasons against the others.
 
     Examples
     --------

@@ -70,7 +70,7 @@ class Extents:
     @property
     def looked_at(self) -> list[dict[str, int]]:
         """Sizes at which the expression is generalised; some may lie outside the box."""
-        # Strides through the list, and the sum, keep axes from growing alike, which would hide which one a number is of.
+        # Strides through the list, and the sum, keep axes from growing alike, which would hide the axis of a number.
         count = len(_LOOKED_AT)
         return [
             {m.axis: _LOOKED_AT[(3 * n + 4 * k) % count] + 2 * n for k, m in enumerate(self.moves)}
