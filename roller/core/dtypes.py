@@ -18,46 +18,22 @@ from roller.errors import LaunchError
 
 @dataclass(frozen=True)
 class DType:
-    """One dtype and its numeric properties.
-
-    Parameters
-    ----------
-    onnx
-        Number in ``onnx.TensorProto.DataType``.
-    accumulator
-        Default dtype of sums.
-    c_types
-        Names of the element type in emitted CUDA and HIP source, the usual one first.
-    rank
-        Promotion order within a kind: an operation on two dtypes computes in the one of higher rank.
-    digits
-        Significant binary digits, including the implicit leading one.
-    exponents
-        Minimum and maximum exponent of normal numbers ``1.x * 2**e``.
-    has_infinity
-        Whether values beyond :attr:`largest` become infinity; else they become NaN.
-    keeps_small
-        Whether no device flushes subnormal numbers to zero.
-    bits
-        NumPy dtype that carries the bits where NumPy lacks this dtype; else ``""``.
-    aliases
-        Other names that users may write.
-    """
+    """One dtype and its numeric properties."""
 
     name: str
     kind: str
     itemsize_bytes: int
-    onnx: int
-    accumulator: str
-    c_types: tuple[str, ...]
-    rank: int
-    digits: int = 0
-    exponents: tuple[int, int] = (0, 0)
+    onnx: int  #: Number in ``onnx.TensorProto.DataType``
+    accumulator: str  #: Default dtype of sums
+    c_types: tuple[str, ...]  #: Names of the element type in emitted CUDA and HIP source, the usual one first
+    rank: int  #: Promotion order within a kind: an operation on two dtypes computes in the one of higher rank
+    digits: int = 0  #: Significant binary digits, including the implicit leading one
+    exponents: tuple[int, int] = (0, 0)  #: Minimum and maximum exponent of normal numbers ``1.x * 2**e``
     largest: float = 0.0
-    has_infinity: bool = True
-    keeps_small: bool = False
-    bits: str = ""
-    aliases: tuple[str, ...] = ()
+    has_infinity: bool = True  #: Whether values beyond :attr:`largest` become infinity; else they become NaN
+    keeps_small: bool = False  #: Whether no device flushes subnormal numbers to zero
+    bits: str = ""  #: NumPy dtype that carries the bits where NumPy lacks this dtype; else ``""``
+    aliases: tuple[str, ...] = ()  #: Other names that users may write
 
     @property
     def is_float(self) -> bool:

@@ -37,7 +37,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return the UTF-8 text of a regular file, with ``\\n`` line ends."""
+    """Return the UTF-8 text of a regular file, with Unix line ends."""
     return read_file(path).decode("utf-8").replace("\r\n", "\n")
 
 

@@ -18,29 +18,16 @@ _MOST_INVERTED = 1 << 22
 
 @dataclass(frozen=True)
 class Atom:
-    """A monomial of sizes, or its quotient or remainder by a number.
+    """A monomial of sizes, or its quotient or remainder by a number."""
 
-    Parameters
-    ----------
-    sizes
-        Names of the factors, repeated for powers.
-    how
-        ``"*"``: the monomial itself; ``"ceil"``, ``"floor"``: its rounded quotient by :attr:`by`; ``"mod"``: the
-        remainder; ``"share"``: :attr:`whole` divided by the ``"ceil"`` quotient, rounded up.
-    factor
-        Multiplies the monomial before the division.
-    whole
-        Dividend of ``"share"``.
-    shift
-        Added to the dividend of ``"floor"``.
-    """
-
-    sizes: tuple[str, ...]
+    sizes: tuple[str, ...]  #: Names of the factors, repeated for powers
+    #: ``"*"``: the monomial itself; ``"ceil"``, ``"floor"``: its rounded quotient by :attr:`by`; ``"mod"``: the
+    #: remainder; ``"share"``: :attr:`whole` divided by the ``"ceil"`` quotient, rounded up.
     how: str = "*"
     by: int = 1
-    factor: int = 1
-    whole: int = 1
-    shift: int = 0
+    factor: int = 1  #: Multiplies the monomial before the division
+    whole: int = 1  #: Dividend of ``"share"``
+    shift: int = 0  #: Added to the dividend of ``"floor"``
 
     def __str__(self) -> str:
         """Return the atom as text.

@@ -22,26 +22,15 @@ _WINOGRAD = "Micro-kernels of the transformed product and sizes of tasks are enu
 
 @dataclass(frozen=True)
 class Step:
-    """One enlargement during construction.
+    """One enlargement during construction."""
 
-    Parameters
-    ----------
-    layer
-        Layer of the tile: ``"register"``, or ``"shared"`` for the threads of a block.
-    axis, before, after
-        Enlarged axis and its values: elements of a register tile, threads (or groups) of a block.
-    score
-        Data reuse score: bytes of traffic saved per byte of footprint.
-    others
-        ``((axis, score), ...)`` of the alternatives.
-    """
-
-    layer: str
+    layer: str  #: Layer of the tile: ``"register"``, or ``"shared"`` for the threads of a block
+    #: Enlarged axis and its values: elements of a register tile, threads (or groups) of a block.
     axis: str
     before: int
     after: int
-    score: float
-    others: tuple[tuple[str, float], ...]
+    score: float  #: Data reuse score: bytes of traffic saved per byte of footprint
+    others: tuple[tuple[str, float], ...]  #: ``((axis, score), ...)`` of the alternatives
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""

@@ -19,26 +19,16 @@ from roller.tile.winograd_products import products_program
 
 @dataclass(frozen=True)
 class Layer:
-    """A memory layer as a program uses it.
-
-    Parameters
-    ----------
-    tile
-        Extents by axis, or ``None`` if the layer has no tile of its own.
-    held, capacity
-        Amount used per thread (32-bit registers; on a CPU vectors), block or core, and the maximum; ``None`` if not
-        modelled.
-    unit
-        Unit of both.
-    moved_bytes, bandwidth_bytes_per_s, seconds
-        Bytes that the whole launch moves through the layer, its bandwidth, and the modelled time.
-    """
+    """A memory layer as a program uses it."""
 
     name: str
-    tile: dict[str, int] | None
+    tile: dict[str, int] | None  #: Extents by axis, or ``None`` if the layer has no tile of its own
+    #: Amount used per thread (32-bit registers; on a CPU vectors), block or core, and the maximum; ``None`` if not
+    #: modelled.
     held: float | None = None
     capacity: float | None = None
-    unit: str = ""
+    unit: str = ""  #: Unit of both
+    #: Bytes that the whole launch moves through the layer, its bandwidth, and the modelled time.
     moved_bytes: float | None = None
     bandwidth_bytes_per_s: float | None = None
     seconds: float | None = None

@@ -26,33 +26,20 @@ from roller.tile.winograd_products import ELEMENT, Products, product_of
 
 @dataclass(frozen=True)
 class Stop:
-    """Why one axis of a layer's tile, or one mechanism, is not larger.
+    """Why one axis of a layer's tile, or one mechanism, is not larger."""
 
-    Parameters
-    ----------
-    layer, axis
-        The enlarged axis; a mechanism (``"stages"``, ``"split_k"``) has an empty layer.
-    now, larger
-        Current and next value, equal if there is no next one.
-    why
-        ``"covered"`` (the tile spans the axis), ``"capacity"``, ``"padding"`` or ``"price"``.
-    detail
-        The exceeded capacity, or the decisive term.
-    seconds, percent
-        Prediction for the larger value, and its change; ``None`` if it does not run.
-    program
-        Name of the larger program, or ``None``.
-    """
-
+    #: The enlarged axis; a mechanism (``"stages"``, ``"split_k"``) has an empty layer.
     layer: str
     axis: str
+    #: Current and next value, equal if there is no next one.
     now: int
     larger: int
-    why: str
-    detail: str
+    why: str  #: ``"covered"`` (the tile spans the axis), ``"capacity"``, ``"padding"`` or ``"price"``
+    detail: str  #: The exceeded capacity, or the decisive term
+    #: Prediction for the larger value, and its change; ``None`` if it does not run.
     seconds: float | None = None
     percent: float | None = None
-    program: str | None = None
+    program: str | None = None  #: Name of the larger program, or ``None``
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""

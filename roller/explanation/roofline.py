@@ -12,31 +12,16 @@ from roller.tile.program import RProgram
 
 @dataclass(frozen=True)
 class Roofline:
-    """A program in the roofline of its device.
+    """A program in the roofline of its device."""
 
-    Parameters
-    ----------
-    flops, compulsory_bytes
-        Operations (a multiply-add counts as two), and bytes of inputs and outputs, each counted once.
-    peak_flops_per_s
-        Peak of the pipe used: the matrix unit, or multiply-adds.
-    bandwidth_bytes_per_s
-        Bandwidth of the slowest layer.
-    pipe
-        Name of the rate in the specification.
-    seconds
-        Predicted time.
-    clock_hz
-        Clock of the peak.
-    """
-
+    #: Operations (a multiply-add counts as two), and bytes of inputs and outputs, each counted once.
     flops: float
     compulsory_bytes: float
-    peak_flops_per_s: float
-    bandwidth_bytes_per_s: float
-    pipe: str
-    seconds: float
-    clock_hz: float
+    peak_flops_per_s: float  #: Peak of the pipe used: the matrix unit, or multiply-adds
+    bandwidth_bytes_per_s: float  #: Bandwidth of the slowest layer
+    pipe: str  #: Name of the rate in the specification
+    seconds: float  #: Predicted time
+    clock_hz: float  #: Clock of the peak
 
     @property
     def intensity(self) -> float:

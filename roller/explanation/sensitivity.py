@@ -33,32 +33,16 @@ class Spare:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Sensitivity of predicted times to a device's numbers.
+    """Sensitivity of predicted times to a device's numbers."""
 
-    Parameters
-    ----------
-    device
-        Name of the spec.
-    operators
-        Names of the expressions, in the given order.
-    seconds
-        Predicted seconds of each.
-    reconstructed
-        Whether programs were constructed anew for every changed device.
-    effects
-        Fields with an effect, strongest first, with the times for other values.
-    enlarge
-        Field whose enlargement (reduction, for a time) saves most for its size (:attr:`Effect.best`), or ``None``.
-    reducible
-        Components that could be at least a fifth smaller at a cost of at most :data:`COST`, cheapest first.
-    """
-
-    device: str
-    operators: tuple[str, ...]
-    seconds: tuple[float, ...]
-    reconstructed: bool
-    effects: tuple[Effect, ...]
+    device: str  #: Name of the spec
+    operators: tuple[str, ...]  #: Names of the expressions, in the given order
+    seconds: tuple[float, ...]  #: Predicted seconds of each
+    reconstructed: bool  #: Whether programs were constructed anew for every changed device
+    effects: tuple[Effect, ...]  #: Fields with an effect, strongest first, with the times for other values
+    #: Field whose enlargement (reduction, for a time) saves most for its size (:attr:`Effect.best`), or ``None``.
     enlarge: Effect | None
+    #: Components that could be at least a fifth smaller at a cost of at most :data:`COST`, cheapest first.
     reducible: tuple[Spare, ...]
 
     def __repr__(self) -> str:

@@ -38,43 +38,24 @@ Pricer = Callable[[DeviceSpec], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Change:
-    """One other value of a field, and the resulting predicted times.
-
-    Parameters
-    ----------
-    seconds
-        Prediction per operator; infinite if no program fits.
-    percent
-        Change of the time (geometric mean over operators) in percent; infinite if one does not fit.
-    """
+    """One other value of a field, and the resulting predicted times."""
 
     value: float
-    seconds: tuple[float, ...]
-    percent: float
+    seconds: tuple[float, ...]  #: Prediction per operator; infinite if no program fits
+    percent: float  #: Change of the time (geometric mean over operators) in percent; infinite if one does not fit
 
 
 @dataclass(frozen=True)
 class Effect:
-    """Effect of one field on predicted times.
+    """Effect of one field on predicted times."""
 
-    Parameters
-    ----------
-    field, value, unit
-        Dotted path, effective value, unit.
-    seconds
-        Prediction per operator for the unchanged device.
-    changes
-        Other values in ascending order.
-    assumed
-        Whether the value is assumed rather than measured or from a data sheet.
-    """
-
+    #: Dotted path, effective value, unit.
     field: str
     value: float
     unit: str
-    seconds: tuple[float, ...]
-    changes: tuple[Change, ...]
-    assumed: bool = False
+    seconds: tuple[float, ...]  #: Prediction per operator for the unchanged device
+    changes: tuple[Change, ...]  #: Other values in ascending order
+    assumed: bool = False  #: Whether the value is assumed rather than measured or from a data sheet
 
     @cached_property
     def per_operator(self) -> tuple[float, ...]:

@@ -15,23 +15,12 @@ _OF_THIS = ("detected", "override")
 
 @dataclass(frozen=True)
 class Capacity:
-    """Memory that a process, including its context, may use.
+    """Memory that a process, including its context, may use."""
 
-    Parameters
-    ----------
-    bytes
-        Smallest capacity that drivers were seen to report.
-    most_bytes
-        Largest capacity that drivers were seen to report.
-    doubtful_bytes
-        Part of ``bytes`` that may be missing where no driver report is known.
-    source
-        ``"measured"`` (by drivers), ``"derived"`` (from others), ``"datasheet"``, ``"detected"``, ``"override"``.
-    """
-
-    bytes: int
-    most_bytes: int
-    doubtful_bytes: int
+    bytes: int  #: Smallest capacity that drivers were seen to report
+    most_bytes: int  #: Largest capacity that drivers were seen to report
+    doubtful_bytes: int  #: Part of ``bytes`` that may be missing where no driver report is known
+    #: ``"measured"`` (by drivers), ``"derived"`` (from others), ``"datasheet"``, ``"detected"``, ``"override"``.
     source: str
 
     @property

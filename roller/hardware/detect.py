@@ -54,21 +54,13 @@ UNPROBED_ERROR = 0.7
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """First processor in ``/proc/cpuinfo``; text fields are empty where absent.
-
-    Parameters
-    ----------
-    part
-        Arm ``CPU part``.
-    mhz
-        Clock in MHz.
-    """
+    """First processor in ``/proc/cpuinfo``; text fields are empty where absent."""
 
     model: str = ""
     vendor: str = ""
     flags: frozenset[str] = frozenset()
-    part: str = ""
-    mhz: float | None = None
+    part: str = ""  #: Arm ``CPU part``
+    mhz: float | None = None  #: Clock in MHz
 
 
 def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSpec:

@@ -49,39 +49,24 @@ class Section:
 
 @dataclass(frozen=True, repr=False)
 class Teu(Section):
-    """Tile execution unit: threads or lanes that execute one instruction together.
+    """Tile execution unit: threads or lanes that execute one instruction together."""
 
-    Parameters
-    ----------
-    name
-        ``"warp"``, ``"wavefront"`` or ``"vector"``.
-    lanes
-        Threads of a warp, or float32 lanes of a vector register.
-    schedulers_per_unit
-        TEUs that a unit issues from per cycle; on a CPU, the FMA ports.
-    datapath_lanes
-        CPU: float32 lanes per pass; wider vectors take several passes (Zen 1: 4 of 8 lanes, Zen 4: 8 of 16).
-    """
-
-    name: str
-    lanes: int = number("lanes", 1, 1024, integer=True)
+    name: str  #: ``"warp"``, ``"wavefront"`` or ``"vector"``
+    lanes: int = number("lanes", 1, 1024, integer=True)  #: Threads of a warp, or float32 lanes of a vector register
+    #: TEUs that a unit issues from per cycle; on a CPU, the FMA ports.
     schedulers_per_unit: int = number("schedulers", 1, 64, integer=True)
+    #: CPU: float32 lanes per pass; wider vectors take several passes (Zen 1: 4 of 8 lanes, Zen 4: 8 of 16).
     datapath_lanes: int | None = number("lanes", 1, 1024, integer=True, required=False)
 
 
 @dataclass(frozen=True, repr=False)
 class Compute(Section):
-    """Instruction throughput of one unit.
+    """Instruction throughput of one unit."""
 
-    Parameters
-    ----------
-    rates
-        ``((class, operations per cycle per unit), ...)``, counted per thread or lane. Classes: ``fma``, ``add`` (also
-        max, compare), ``special`` (exp, rsqrt, division), ``convert``, ``issue`` (all instructions), ``load_store``
-        (scratchpad or L1 accesses); ``class.dtype`` for a dtype that differs. ``convert.float16`` widens float16,
-        ``convert_to.float16`` narrows to it (default: the same rate), ``convert.float64`` is any 64-bit conversion.
-    """
-
+    #: ``((class, operations per cycle per unit), ...)``, counted per thread or lane. Classes: ``fma``, ``add`` (also
+    #: max, compare), ``special`` (exp, rsqrt, division), ``convert``, ``issue`` (all instructions), ``load_store``
+    #: (scratchpad or L1 accesses); ``class.dtype`` for a dtype that differs. ``convert.float16`` widens float16,
+    #: ``convert_to.float16`` narrows to it (default: the same rate), ``convert.float64`` is any 64-bit conversion.
     rates: tuple[tuple[str, float], ...]
 
     @cached_property
@@ -92,91 +77,61 @@ class Compute(Section):
 
 @dataclass(frozen=True, repr=False)
 class Execution(Section):
-    """Latencies and overheads, and the energy of arithmetic.
+    """Latencies and overheads, and the energy of arithmetic."""
 
-    Parameters
-    ----------
-    step_latency_s
-        Dependent latency of one reduction step of a register tile (scratchpad load to FMA).
-    step_issue_s
-        Issue time per TEU and reduction step in addition to the FMAs (scratchpad loads, index arithmetic).
-    barrier_s
-        Time that a block loses at a barrier; on a CPU, loop overhead per panel step.
-    launch_s
-        Kernel launch time; on a CPU, the time of a call on one thread.
-    fork_s
-        CPU: time to start a parallel loop on waiting workers and to join them.
-    overlap_blocks
-        Groups of co-resident blocks that run out of step, so that loads of one overlap arithmetic of another.
-    async_copy_bytes
-        Widest asynchronous copy from global memory to the scratchpad; ``None``: not supported.
-    element_gather_s, element_copy_s, element_scatter_s
-        CPU: time per element of a copy of single elements, of a copy of rows, and of a strided store.
-    misses_in_flight
-        CPU: cache misses that a core overlaps with arithmetic.
-    split_load_slots
-        CPU: extra load slots of a vector load that crosses a cache line; 1 if unknown.
-    prefetched_lines
-        CPU: lines before the prefetcher runs ahead of a stream; shorter runs partly wait.
-    fault_s
-        CPU: time of a first-touch page fault; no kernel here causes one.
-    busy_cycle_j, matrix_cycle_j, idle_cycle_j
-        Energy of the board per unit and cycle with busy pipes, with a busy matrix unit, and in a kernel's other cycles;
-        with ``power_w`` they limit the clock. Defaults: no limit; as ``busy_cycle_j``; 0.
-    standing_w
-        Power of the board at full clock without a kernel; ``None``: included in the energies of cycles.
-    """
-
+    #: Dependent latency of one reduction step of a register tile (scratchpad load to FMA).
     step_latency_s: float = number("s", 0, 1e-3)
+    #: Issue time per TEU and reduction step in addition to the FMAs (scratchpad loads, index arithmetic).
     step_issue_s: float = number("s", 0, 1e-3)
+    #: Time that a block loses at a barrier; on a CPU, loop overhead per panel step.
     barrier_s: float = number("s", 0, 1e-2)
-    launch_s: float = number("s", 0, 1.0)
+    launch_s: float = number("s", 0, 1.0)  #: Kernel launch time; on a CPU, the time of a call on one thread
+    #: CPU: time to start a parallel loop on waiting workers and to join them.
     fork_s: float | None = number("s", 0, 1e-2, kinds=("cpu",))
+    #: Groups of co-resident blocks that run out of step, so that loads of one overlap arithmetic of another.
     overlap_blocks: float | None = number("blocks", 1, 64, required=False)
+    #: Widest asynchronous copy from global memory to the scratchpad; ``None``: not supported.
     async_copy_bytes: int | None = number("bytes", 4, 1024, integer=True, required=False)
+    #: CPU: time per element of a copy of single elements, of a copy of rows, and of a strided store.
     element_gather_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     element_copy_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     element_scatter_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
+    #: CPU: cache misses that a core overlaps with arithmetic.
     misses_in_flight: float | None = number("misses", 1, 1024, kinds=("cpu",))
+    #: CPU: extra load slots of a vector load that crosses a cache line; 1 if unknown.
     split_load_slots: float | None = number("slots", 0, 64, required=False)
+    #: CPU: lines before the prefetcher runs ahead of a stream; shorter runs partly wait.
     prefetched_lines: float | None = number("lines", 1, 1 << 12, required=False)
+    #: CPU: time of a first-touch page fault; no kernel here causes one.
     fault_s: float | None = number("s", 0, 1e-3, required=False)
+    #: Energy of the board per unit and cycle with busy pipes, with a busy matrix unit, and in a kernel's other cycles;
+    #: with ``power_w`` they limit the clock. Defaults: no limit; as ``busy_cycle_j``; 0.
     busy_cycle_j: float | None = number("J", 1e-12, 1e-3, required=False)
     matrix_cycle_j: float | None = number("J", 1e-12, 1e-3, required=False)
     idle_cycle_j: float | None = number("J", 1e-13, 1e-3, required=False)
+    #: Power of the board at full clock without a kernel; ``None``: included in the energies of cycles.
     standing_w: float | None = number("W", 0, 1e5, required=False)
 
 
 @dataclass(frozen=True, repr=False)
 class Limits(Section):
-    """Hard limits, and smaller usable budgets for construction; GPU fields are ``None`` on a CPU and vice versa.
+    """Hard limits, and smaller usable budgets for construction; GPU fields are ``None`` on a CPU and vice versa."""
 
-    Parameters
-    ----------
-    registers_per_unit
-        32-bit registers of one unit.
-    registers_per_thread
-        Hard limit of the instruction set.
-    usable_registers_per_thread
-        Budget of a register tile with its operands and addresses.
-    register_allocation_unit
-        Granularity of register allocation per TEU.
-    threads_per_block, threads_per_unit, blocks_per_unit
-        Launch and residency limits.
-    shared_bytes_per_block
-        Static scratchpad limit of one block.
-    vector_registers, usable_vector_registers
-        CPU: architectural vector registers, and those available for accumulators.
-    """
-
+    #: 32-bit registers of one unit.
     registers_per_unit: int | None = number("registers", 1024, 1 << 24, integer=True, kinds=("gpu",))
+    #: Hard limit of the instruction set.
     registers_per_thread: int | None = number("registers", 8, 1024, integer=True, kinds=("gpu",))
+    #: Budget of a register tile with its operands and addresses.
     usable_registers_per_thread: int | None = number("registers", 8, 1024, integer=True, kinds=("gpu",))
+    #: Granularity of register allocation per TEU.
     register_allocation_unit: int | None = number("registers", 1, 4096, integer=True, kinds=("gpu",))
+    #: Launch and residency limits.
     threads_per_block: int | None = number("threads", 1, 1 << 16, integer=True, kinds=("gpu",))
     threads_per_unit: int | None = number("threads", 1, 1 << 16, integer=True, kinds=("gpu", "bsp"))
     blocks_per_unit: int | None = number("blocks", 1, 1 << 12, integer=True, kinds=("gpu",))
+    #: Static scratchpad limit of one block.
     shared_bytes_per_block: int | None = number("bytes", 1024, 1 << 26, integer=True, kinds=("gpu",))
+    #: CPU: architectural vector registers, and those available for accumulators.
     vector_registers: int | None = number("registers", 4, 1024, integer=True, kinds=("cpu",))
     usable_vector_registers: int | None = number("registers", 2, 1024, integer=True, kinds=("cpu",))
 
@@ -196,30 +151,21 @@ class Accuracy(Section):
     """Expected relative errors (one sigma) of predictions for this device, as validation found them.
 
     Every field is optional; :mod:`roller.perf.accuracy` gives the defaults.
-
-    Parameters
-    ----------
-    prediction_error
-        Standard deviation of ``ln(measured / predicted)`` about zero, for predicted seconds.
-    compute_error, memory_error, overhead_error
-        The same for kernels bound by arithmetic, by a memory layer, or by latencies and launches.
-    matrix_error
-        The same for programs that use a matrix unit, whatever bounds them.
-    mechanism_error
-        Added per mechanism that no validated kernel had (pipelining, Winograd, walks along windows).
-    ranking_error
-        Error of the ratio of two candidates of one expression; most errors are common to both.
-    same_kernel_error
-        The same for two candidates that share structure, register tile and staging.
     """
 
+    #: Standard deviation of ``ln(measured / predicted)`` about zero, for predicted seconds.
     prediction_error: float | None = number("relative", 1e-3, 5, required=False)
+    #: The same for kernels bound by arithmetic, by a memory layer, or by latencies and launches.
     compute_error: float | None = number("relative", 1e-3, 5, required=False)
     memory_error: float | None = number("relative", 1e-3, 5, required=False)
     overhead_error: float | None = number("relative", 1e-3, 5, required=False)
+    #: The same for programs that use a matrix unit, whatever bounds them.
     matrix_error: float | None = number("relative", 1e-3, 5, required=False)
+    #: Added per mechanism that no validated kernel had (pipelining, Winograd, walks along windows).
     mechanism_error: float | None = number("relative", 0, 5, required=False)
+    #: Error of the ratio of two candidates of one expression; most errors are common to both.
     ranking_error: float | None = number("relative", 1e-3, 5, required=False)
+    #: The same for two candidates that share structure, register tile and staging.
     same_kernel_error: float | None = number("relative", 1e-3, 5, required=False)
 
     def unvalidated(self) -> Accuracy:
@@ -232,66 +178,43 @@ class Accuracy(Section):
 
 @dataclass(frozen=True, repr=False)
 class MemoryLayer(Section):
-    """One level of the memory hierarchy.
-
-    Parameters
-    ----------
-    scope
-        Owner of one instance: ``"thread"``, ``"unit"`` or ``"device"``.
-    tiled
-        Whether an rTile is stored here.
-    capacity_bytes
-        Bytes of one instance.
-    reported_bytes, reported_most_bytes
-        GPU device memory: fewest and most bytes over drivers that programs see (``total_memory`` in PyTorch).
-    bandwidth_bytes_per_s
-        Device-wide total over all instances; for copies (as many writes as reads) where the next two are given.
-    read_bandwidth_bytes_per_s, triad_bandwidth_bytes_per_s
-        GPU DRAM: total for read-only traffic, and for two reads per write; ``None``: the same for all traffic.
-    fetch_bytes
-        Minimum bytes fetched from the next layer (the DRAM burst), where larger than a transaction.
-    page_bytes, tlb_entries, tlb_miss_s
-        CPU: page size, first-level TLB entries, time of a miss that the next level answers. GPU: page size and
-        last-level TLB entries.
-    usable_bytes
-        Budget in this layer for the tiles of one block (GPU) or one task (CPU).
-    kept_share
-        Share of a cache in which data survives other traffic until reuse.
-    reserved_bytes
-        Scratchpad bytes that the system reserves per resident block.
-    latency_s
-        Load-to-use latency.
-    bandwidth_per_teu_bytes_per_s
-        Bandwidth of one resident TEU alone on the device.
-    byte_j
-        GPU with ``power_w``: energy of the board per byte that passes the layer; ``None``: included in cycles.
-    saturation_exponent
-        ``p`` in ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)`` for W resident TEUs with ``b`` each.
-    """
+    """One level of the memory hierarchy."""
 
     name: str
-    scope: Literal["thread", "unit", "device"]
-    tiled: bool
-    capacity_bytes: int = number("bytes", 64, 1 << 50, integer=True)
+    scope: Literal["thread", "unit", "device"]  #: Owner of one instance: ``"thread"``, ``"unit"`` or ``"device"``
+    tiled: bool  #: Whether an rTile is stored here
+    capacity_bytes: int = number("bytes", 64, 1 << 50, integer=True)  #: Bytes of one instance
+    #: Device-wide total over all instances; for copies (as many writes as reads) where the next two are given.
     bandwidth_bytes_per_s: float = number("bytes/s", 1e8, 1e17)
     transaction_bytes: int = number("bytes", 1, 1 << 16, integer=True)
+    #: GPU DRAM: total for read-only traffic, and for two reads per write; ``None``: the same for all traffic.
     read_bandwidth_bytes_per_s: float | None = number("bytes/s", 1e8, 1e17, required=False)
     triad_bandwidth_bytes_per_s: float | None = number("bytes/s", 1e8, 1e17, required=False)
+    #: GPU device memory: fewest and most bytes over drivers that programs see (``total_memory`` in PyTorch).
     reported_bytes: int | None = number("bytes", 64, 1 << 50, integer=True, required=False)
     reported_most_bytes: int | None = number("bytes", 64, 1 << 50, integer=True, required=False)
+    #: CPU: page size, first-level TLB entries, time of a miss that the next level answers. GPU: page size and
+    #: last-level TLB entries.
     page_bytes: int | None = number("bytes", 256, 1 << 30, integer=True, required=False)
     tlb_entries: int | None = number("pages", 1, 1 << 20, integer=True, required=False)
     tlb_miss_s: float | None = number("s", 1e-11, 1e-4, required=False)
+    #: Minimum bytes fetched from the next layer (the DRAM burst), where larger than a transaction.
     fetch_bytes: int | None = number("bytes", 1, 1 << 16, integer=True, required=False)
+    #: Budget in this layer for the tiles of one block (GPU) or one task (CPU).
     usable_bytes: int | None = number("bytes", 16, 1 << 50, integer=True, required=False)
+    #: Share of a cache in which data survives other traffic until reuse.
     kept_share: float | None = number("share", 0.01, 1, required=False)
+    #: Scratchpad bytes that the system reserves per resident block.
     reserved_bytes: int | None = number("bytes", 0, 1 << 20, integer=True, required=False)
     banks: int | None = number("banks", 1, 1024, integer=True, required=False)
     bank_width_bytes: int | None = number("bytes", 1, 1024, integer=True, required=False)
     line_bytes: int | None = number("bytes", 8, 4096, integer=True, required=False)
-    latency_s: float | None = number("s", 1e-11, 1e-3, required=False)
+    latency_s: float | None = number("s", 1e-11, 1e-3, required=False)  #: Load-to-use latency
+    #: Bandwidth of one resident TEU alone on the device.
     bandwidth_per_teu_bytes_per_s: float | None = number("bytes/s", 1e6, 1e14, required=False)
+    #: ``p`` in ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)`` for W resident TEUs with ``b`` each.
     saturation_exponent: float | None = number("", 0.1, 20, required=False)
+    #: GPU with ``power_w``: energy of the board per byte that passes the layer; ``None``: included in cycles.
     byte_j: float | None = number("J", 1e-14, 1e-6, required=False)
 
     @property

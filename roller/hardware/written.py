@@ -11,20 +11,12 @@ from roller.hardware.checks import SOURCES, join_path
 
 @dataclass(frozen=True)
 class Written:
-    """One number as its file states it.
-
-    Parameters
-    ----------
-    values
-        ``(source, value)`` pairs in order of preference.
-    spread
-        Relative spread over repeated measurements; ``None`` if not repeated.
-    """
+    """One number as its file states it."""
 
     path: str
-    values: tuple[tuple[str, float], ...]
+    values: tuple[tuple[str, float], ...]  #: ``(source, value)`` pairs in order of preference
     note: str = ""
-    spread: float | None = None
+    spread: float | None = None  #: Relative spread over repeated measurements; ``None`` if not repeated
 
 
 def written(data: Mapping[str, Any]) -> tuple[Written, ...]:

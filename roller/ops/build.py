@@ -204,19 +204,11 @@ def rows_of(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class Channel:
-    """The index of ``"bias"`` for blocked layouts, in which no output dimension is the channel.
-
-    Parameters
-    ----------
-    index
-        Channel of a point; may exceed ``extent``.
-    has_tail
-        Whether ``index`` exceeds ``extent`` somewhere; the epilogue writes zeros there.
-    """
+    """The index of ``"bias"`` for blocked layouts, in which no output dimension is the channel."""
 
     extent: int
-    index: Index
-    has_tail: bool
+    index: Index  #: Channel of a point; may exceed ``extent``
+    has_tail: bool  #: Whether ``index`` exceeds ``extent`` somewhere; the epilogue writes zeros there
 
     @property
     def guard(self) -> tuple[Bound, ...]:

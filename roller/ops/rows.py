@@ -24,23 +24,13 @@ def broadcast(shape: Sequence[int], at: Sequence[Index], result: Sequence[int]) 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a tensor: sets of elements that differ only in the reduced dimensions.
-
-    Parameters
-    ----------
-    walked
-        One axis per dimension of ``x`` (:func:`axes_over`), with reduction axes along a row.
-    prefix
-        Prefix for names of intermediate tensors.
-    keepdims
-        Whether a per-row result keeps the reduced dimensions with extent 1.
-    """
+    """The rows of a tensor: sets of elements that differ only in the reduced dimensions."""
 
     x: Tensor
-    walked: tuple[Axis, ...]
+    walked: tuple[Axis, ...]  #: One axis per dimension of ``x`` (:func:`axes_over`), with reduction axes along a row
     t: Types
-    prefix: str
-    keepdims: bool = False
+    prefix: str  #: Prefix for names of intermediate tensors
+    keepdims: bool = False  #: Whether a per-row result keeps the reduced dimensions with extent 1
 
     @cached_property
     def points(self) -> tuple[Axis, ...]:

@@ -14,25 +14,16 @@ Pads = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows along the spatial dimensions (all but batch and channel).
+    """Windows along the spatial dimensions (all but batch and channel)."""
 
-    Parameters
-    ----------
-    outs, kernels
-        Axes of the result (spatial) and of a window (reduction).
-    index, guard
-        Position of a window's point in the input, and the bounds check.
-    guarded
-        Whether windows leave the tensor, per dimension.
-    size, pads, strides, dilations
-        Values per dimension; pads before and after, in elements.
-    """
-
+    #: Axes of the result (spatial) and of a window (reduction).
     outs: tuple[Axis, ...]
     kernels: tuple[Axis, ...]
+    #: Position of a window's point in the input, and the bounds check.
     index: tuple[Index, ...]
     guard: tuple[Bound, ...]
-    guarded: tuple[bool, ...]
+    guarded: tuple[bool, ...]  #: Whether windows leave the tensor, per dimension
+    #: Values per dimension; pads before and after, in elements.
     size: tuple[int, ...]
     pads: Pads
     strides: tuple[int, ...]
@@ -87,21 +78,14 @@ def windows(
 
 @dataclass(frozen=True)
 class Correlation:
-    """Axes and operand indices of a convolution, channels first for every layout.
+    """Axes and operand indices of a convolution, channels first for every layout."""
 
-    Parameters
-    ----------
-    points, reduced
-        Axes ``n f <points>`` of the result and ``c <window>`` of the sum.
-    weight
-        Index into the weights ``(f, c, <window>)``.
-    """
-
+    #: Axes ``n f <points>`` of the result and ``c <window>`` of the sum.
     points: tuple[Axis, ...]
     reduced: tuple[Axis, ...]
     image: tuple[Index, ...]
     guard: tuple[Bound, ...]
-    weight: tuple[Index, ...]
+    weight: tuple[Index, ...]  #: Index into the weights ``(f, c, <window>)``
 
 
 def correlation(

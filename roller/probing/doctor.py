@@ -44,41 +44,25 @@ _FURTHEST = 3.0
 
 @dataclass(frozen=True)
 class Observation:
-    """One measured program.
+    """One measured program."""
 
-    Parameters
-    ----------
-    operator
-        Identity of its expression: errors of one operator are correlated.
-    measured_s
-        Median seconds.
-    """
-
-    operator: str
+    operator: str  #: Identity of its expression: errors of one operator are correlated
     program: RProgram
-    measured_s: float
+    measured_s: float  #: Median seconds
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """One field, changed for the best fit of predictions.
+    """One field, changed for the best fit of predictions."""
 
-    Parameters
-    ----------
-    field, value, fitted
-        Dotted path, value in the spec, and fitted value.
-    records, operators
-        How many depend on the field (elasticity of at least :data:`MATTERS`).
-    residual
-        Mean absolute residual of ``ln`` on operators left out of the fit.
-    """
-
+    #: Dotted path, value in the spec, and fitted value.
     field: str
     value: float
     fitted: float
+    #: How many depend on the field (elasticity of at least :data:`MATTERS`).
     records: int
     operators: int
-    residual: float
+    residual: float  #: Mean absolute residual of ``ln`` on operators left out of the fit
 
     @property
     def too_high(self) -> float:
@@ -96,31 +80,17 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Result of comparing a spec with measurements.
+    """Result of comparing a spec with measurements."""
 
-    Parameters
-    ----------
-    device, records, operators
-        Name of the spec, and the amount of evidence.
-    bias
-        Median of measured over predicted.
-    residual
-        Mean absolute residual of ``ln``, all operators weighted equally.
-    finding
-        The field that explains it, or ``None``.
-    reason
-        Reason for no finding, else empty.
-    tried
-        The best explanations, best first, which are no findings if ``finding`` is ``None``.
-    """
-
+    #: Name of the spec, and the amount of evidence.
     device: str
     records: int
     operators: int
-    bias: float
-    residual: float
-    finding: Explanation | None
-    reason: str
+    bias: float  #: Median of measured over predicted
+    residual: float  #: Mean absolute residual of ``ln``, all operators weighted equally
+    finding: Explanation | None  #: The field that explains it, or ``None``
+    reason: str  #: Reason for no finding, else empty
+    #: The best explanations, best first, which are no findings if ``finding`` is ``None``.
     tried: tuple[Explanation, ...] = ()
 
     def __repr__(self) -> str:

@@ -18,20 +18,11 @@ from roller.tile.program import RProgram
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured programs of a device in the cache.
+    """Measured programs of a device in the cache."""
 
-    Parameters
-    ----------
-    observations
-        Measured programs, oldest kernels first.
-    outdated
-        Number of kernels left out because another version of roller's sources built them.
-    doubtful
-        Reasons and counts of times left out because they were disturbed, most frequent first.
-    """
-
-    observations: tuple[Observation, ...]
-    outdated: int
+    observations: tuple[Observation, ...]  #: Measured programs, oldest kernels first
+    outdated: int  #: Number of kernels left out because another version of roller's sources built them
+    #: Reasons and counts of times left out because they were disturbed, most frequent first.
     doubtful: tuple[tuple[str, int], ...] = ()
 
 

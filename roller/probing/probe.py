@@ -1,7 +1,4 @@
-"""Probe: a source file, the spec fields it measures, and three statements in the header of the source:
-
-``Measures: ...``, ``Spoiled by: ...`` and ``Proof: ...``.
-"""
+"""A probe: its source, the spec fields it measures, and the ``Measures``, ``Spoiled by`` and ``Proof`` of its header."""
 
 from __future__ import annotations
 
@@ -19,64 +16,35 @@ _HEADS = {"Measures": "measures", "Spoiled by": "spoiled_by", "Proof": "proof"}
 
 @dataclass(frozen=True)
 class Statement:
-    """The header of a probe's source.
+    """The header of a probe's source."""
 
-    Parameters
-    ----------
-    measures
-        The quantity and its meaning in the model.
-    spoiled_by
-        Sources of error, and the probe's countermeasures.
-    proof
-        How the probe shows that this quantity alone bounds its time.
-    """
-
-    measures: str
-    spoiled_by: str
-    proof: str
+    measures: str  #: The quantity and its meaning in the model
+    spoiled_by: str  #: Sources of error, and the probe's countermeasures
+    proof: str  #: How the probe shows that this quantity alone bounds its time
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one run of a probe.
+    """Result of one run of a probe."""
 
-    Parameters
-    ----------
-    values
-        Values by dotted spec path, all among the probe's ``fields``; paths outside the schema are shown, not written.
-    remarks
-        Messages for people, such as the best point of a sweep.
-    doubts
-        Reasons by path why a value with consistent windows must not be written, such as a failed proof.
-    """
-
+    #: Values by dotted spec path, all among the probe's ``fields``; paths outside the schema are shown, not written.
     values: Mapping[str, Measured]
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  #: Messages for people, such as the best point of a sweep
+    #: Reasons by path why a value with consistent windows must not be written, such as a failed proof.
     doubts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe.
-
-    Parameters
-    ----------
-    fields
-        Dotted spec paths it measures, e.g. ``"memory_layers.l2.bandwidth_bytes_per_s"``.
-    source
-        File below ``microbench/`` whose header gives the :class:`Statement`.
-    run
-        Measures, given the session of the kind (which compiles, pins and times).
-    needs
-        Names of probes whose findings it reads; they come first in the registry.
-    """
+    """One probe."""
 
     name: str
     kind: str
-    fields: tuple[str, ...]
-    source: str
+    fields: tuple[str, ...]  #: Dotted spec paths it measures, e.g. ``"memory_layers.l2.bandwidth_bytes_per_s"``.
+    source: str  #: File below ``microbench/`` whose header gives the :class:`Statement`
+    #: Measures, given the session of the kind (which compiles, pins and times).
     run: Callable[[Any], Finding] = field(compare=False, repr=False)
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  #: Names of probes whose findings it reads; they come first in the registry
 
 
 def statement_of(source: Path) -> Statement:

@@ -52,27 +52,13 @@ def _disturbed(before: Load | None, load: Callable[[], Load] | None) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a run of all probes.
+    """Result of a run of all probes."""
 
-    Parameters
-    ----------
-    values
-        Values that may be written, by dotted path.
-    beside
-        Values outside the schema.
-    refused
-        Reasons by path.
-    failed
-        Reasons by probe that could not run.
-    remarks
-        Remarks of the probes in the last round.
-    """
-
-    values: dict[str, Measured]
-    beside: dict[str, Measured]
-    refused: dict[str, str]
-    failed: dict[str, str] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+    values: dict[str, Measured]  #: Values that may be written, by dotted path
+    beside: dict[str, Measured]  #: Values outside the schema
+    refused: dict[str, str]  #: Reasons by path
+    failed: dict[str, str] = field(default_factory=dict)  #: Reasons by probe that could not run
+    remarks: tuple[str, ...] = ()  #: Remarks of the probes in the last round
     wall_s: float = 0.0
 
 

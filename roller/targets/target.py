@@ -27,67 +27,37 @@ class Targeted(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the registry; modules and classes above are named as text and loaded on first use.
-
-    Parameters
-    ----------
-    language
-        Language of the kernels it emits and builds; empty where it runs kernels of any language of the kind.
-    required_keys, optional_keys
-        Keys of ``target`` in a specification, in addition to the language.
-    architectures
-        First and last architecture number that compilers know (``sm_30`` to ``sm_129``), for numbered architectures.
-    generator
-        Code generation module with ``lower_for``; loaded before worker processes are forked.
-    toolchain
-        Build module (``available``, ``build``, ``compile_source``, ``resources``); empty where lowering builds.
-    launcher
-        ``"module:class"`` that makes a built kernel callable.
-    device
-        Prefix of device names (``"cuda"`` in ``"cuda:0"``); empty for this CPU.
-    numbered
-        Whether a number follows the prefix; else a spec name with options may.
-    worker
-        ``"module:class"`` of the device in its worker process, which checks, times and probes; empty without one.
-    session_device
-        Opens the device for whole models, given its number and architecture.
-    pretends
-        Whether it computes with the reference in predicted times: nothing is built or recorded as measured.
-    timed
-        Whether times on its devices reflect kernel speed.
-    source_only
-        Reason why compiling gives source without a binary; empty where kernels are built.
-    emulator
-        ``"module:class"`` that emulates its sources on this CPU; empty without one.
-    probe_options
-        Compiler options of probes: flush subnormals, so that a special function is one instruction, and keep operations
-        unpacked, so that the counted instructions are the issued ones.
-    matrix_probe
-        Matrix unit probe, and multiply-adds of a TEU in one of its steps.
-    innermost_channels
-        Whether its libraries' matrix-unit convolutions need channels-last images.
-    """
+    """One row of the registry; modules and classes above are named as text and loaded on first use."""
 
     name: str
     kind: DeviceKind
+    #: Language of the kernels it emits and builds; empty where it runs kernels of any language of the kind.
     language: str = ""
+    #: Keys of ``target`` in a specification, in addition to the language.
     required_keys: tuple[str, ...] = ()
     optional_keys: tuple[str, ...] = ()
+    #: First and last architecture number that compilers know (``sm_30`` to ``sm_129``), for numbered architectures.
     architectures: tuple[int, int] = (0, 0)
-    generator: str = ""
+    generator: str = ""  #: Code generation module with ``lower_for``; loaded before worker processes are forked
+    #: Build module (``available``, ``build``, ``compile_source``, ``resources``); empty where lowering builds.
     toolchain: str = ""
-    launcher: str = ""
-    device: str = ""
-    numbered: bool = True
+    launcher: str = ""  #: ``"module:class"`` that makes a built kernel callable
+    device: str = ""  #: Prefix of device names (``"cuda"`` in ``"cuda:0"``); empty for this CPU
+    numbered: bool = True  #: Whether a number follows the prefix; else a spec name with options may
+    #: ``"module:class"`` of the device in its worker process, which checks, times and probes; empty without one.
     worker: str = ""
+    #: Opens the device for whole models, given its number and architecture.
     session_device: Callable[[int, str], Any] | None = None
+    #: Whether it computes with the reference in predicted times: nothing is built or recorded as measured.
     pretends: bool = False
-    timed: bool = True
-    source_only: str = ""
-    emulator: str = ""
+    timed: bool = True  #: Whether times on its devices reflect kernel speed
+    source_only: str = ""  #: Reason why compiling gives source without a binary; empty where kernels are built
+    emulator: str = ""  #: ``"module:class"`` that emulates its sources on this CPU; empty without one
+    #: Compiler options of probes: flush subnormals, so that a special function is one instruction, and keep operations
+    #: unpacked, so that the counted instructions are the issued ones.
     probe_options: tuple[str, ...] = ()
-    matrix_probe: tuple[str, int] = ("", 0)
-    innermost_channels: bool = False
+    matrix_probe: tuple[str, int] = ("", 0)  #: Matrix unit probe, and multiply-adds of a TEU in one of its steps
+    innermost_channels: bool = False  #: Whether its libraries' matrix-unit convolutions need channels-last images
 
     @property
     def emulated(self) -> bool:

@@ -42,21 +42,11 @@ LEAST_S = 0.05
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of proving a kernel.
+    """Result of proving a kernel."""
 
-    Parameters
-    ----------
-    proved
-        ``"emulated"``, with the part that ran if not all did, or ``"not proved (reason)"``.
-    wrong
-        The error found; empty if none was found, also if time ran out.
-    took_s
-        Processor seconds spent, including g++.
-    """
-
-    proved: str
-    wrong: str = ""
-    took_s: float = field(default=0.0, compare=False)
+    proved: str  #: ``"emulated"``, with the part that ran if not all did, or ``"not proved (reason)"``
+    wrong: str = ""  #: The error found; empty if none was found, also if time ran out
+    took_s: float = field(default=0.0, compare=False)  #: Processor seconds spent, including g++
 
 
 def processor_s() -> float:

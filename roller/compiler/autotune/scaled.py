@@ -26,15 +26,10 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+(?:p[+-]?\d+)?|\b\d+(?:\.\d+)?(?:e[+-]?\d+)
 
 @dataclass(frozen=True)
 class Scaled:
-    """A smaller kernel with its own, smaller expression.
-
-    Parameters
-    ----------
-    differing, lines
-        Number of original lines, ignoring numbers, that it lacks, and of all original lines.
-    """
+    """A smaller kernel with its own, smaller expression."""
 
     artifact: KernelArtifact
+    #: Number of original lines, ignoring numbers, that it lacks, and of all original lines.
     differing: int
     lines: int
 

@@ -11,18 +11,10 @@ from roller.errors import RollerError
 
 @dataclass(frozen=True)
 class Selection:
-    """Selection by time or by prediction.
+    """Selection by time or by prediction."""
 
-    Parameters
-    ----------
-    deterministic
-        Whether to take the best prediction that builds and is correct, without timing.
-    refine_s
-        Seconds of local search around the fastest candidate; 0 for none.
-    """
-
-    deterministic: bool = False
-    refine_s: float = 0.0
+    deterministic: bool = False  #: Whether to take the best prediction that builds and is correct, without timing
+    refine_s: float = 0.0  #: Seconds of local search around the fastest candidate; 0 for none
 
     def __post_init__(self) -> None:
         """Reject contradictory values."""

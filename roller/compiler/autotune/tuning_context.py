@@ -26,27 +26,18 @@ DOUBTFUL = "doubtful"
 
 @dataclass(frozen=True)
 class TuningContext:
-    """Functions to build and measure the candidates of one expression.
-
-    Parameters
-    ----------
-    make
-        Lowers and builds one candidate in a worker process.
-    judge
-        Checks built artifacts by candidate id, times them if its second argument is true, and returns their records.
-    build
-        Builds candidates by id, given whether they will be timed; ``None``: in worker processes of this machine.
-    first
-        Positions that ``top_k="auto"`` times, the likeliest first, where more than predictions is known; empty: those
-        of :func:`roller.construction.worth_timing.worth_timing`.
-    """
+    """Functions to build and measure the candidates of one expression."""
 
     expression: TensorExpr
     spec: DeviceSpec
     options: ConstructOptions
-    make: Callable[[Candidate], KernelArtifact]
+    make: Callable[[Candidate], KernelArtifact]  #: Lowers and builds one candidate in a worker process
+    #: Checks built artifacts by candidate id, times them if its second argument is true, and returns their records.
     judge: Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]
+    #: Builds candidates by id, given whether they will be timed; ``None``: in worker processes of this machine.
     build: Callable[[Mapping[str, Candidate], bool], Mapping[str, BuildResult[KernelArtifact]]] | None = None
+    #: Positions that ``top_k="auto"`` times, the likeliest first, where more than predictions is known; empty: those of
+    #: :func:`roller.construction.worth_timing.worth_timing`.
     first: tuple[int, ...] = ()
 
 

@@ -23,17 +23,10 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Box:
-    """Bounds of dynamic sizes.
+    """Bounds of dynamic sizes."""
 
-    Parameters
-    ----------
-    ends
-        Least and largest value by name, in order; the least is below the largest.
-    derived
-        Sizes computed from these and from earlier derived ones: lengths after strides and padding.
-    """
-
-    ends: Mapping[str, tuple[int, int]]
+    ends: Mapping[str, tuple[int, int]]  #: Least and largest value by name, in order; the least is below the largest
+    #: Sizes computed from these and from earlier derived ones: lengths after strides and padding.
     derived: Mapping[str, Formula] = field(default_factory=dict)
 
     def whole(self, sizes: Sizes) -> dict[str, int]:

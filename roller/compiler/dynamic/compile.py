@@ -165,20 +165,12 @@ def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[li
 
 @dataclass
 class _Times:
-    """Measured and predicted times of a range's kernels.
-
-    Parameters
-    ----------
-    predicted
-        Predicted seconds by extent, shape ``(kernels,)``.
-    measured
-        Measured seconds by kernel and extent.
-    """
+    """Measured and predicted times of a range's kernels."""
 
     families: Sequence[Family]
     spec: DeviceSpec
-    predicted: dict[int, np.ndarray] = field(default_factory=dict)
-    measured: dict[int, dict[int, float]] = field(default_factory=dict)
+    predicted: dict[int, np.ndarray] = field(default_factory=dict)  #: Predicted seconds by extent, shape ``(kernels,)``
+    measured: dict[int, dict[int, float]] = field(default_factory=dict)  #: Measured seconds by kernel and extent
 
     def price(self, extents: Iterable[int]) -> None:
         """Predict all kernels at the given extents."""

@@ -19,21 +19,11 @@ _LOOKED_AT = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)
 
 @dataclass(frozen=True)
 class Extents:
-    """Dynamic axes of an expression.
+    """Dynamic axes of an expression."""
 
-    Parameters
-    ----------
-    expr
-        The expression at arbitrary extents.
-    moves
-        Tensor dimensions that follow each axis.
-    box
-        Bounds by axis.
-    """
-
-    expr: TensorExpr
-    moves: tuple[Stretch, ...]
-    box: Box
+    expr: TensorExpr  #: The expression at arbitrary extents
+    moves: tuple[Stretch, ...]  #: Tensor dimensions that follow each axis
+    box: Box  #: Bounds by axis
 
     def at(self, sizes: Sizes) -> TensorExpr:
         """Return the expression at the given sizes."""

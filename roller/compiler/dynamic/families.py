@@ -40,18 +40,10 @@ _WORTH = 0.0005
 
 @dataclass(frozen=True)
 class Family:
-    """A program whose extent along one size is open.
+    """A program whose extent along one size is open."""
 
-    Parameters
-    ----------
-    program
-        The program for one extent.
-    size
-        The open size in the program's expression.
-    """
-
-    program: RProgram
-    size: Size
+    program: RProgram  #: The program for one extent
+    size: Size  #: The open size in the program's expression
 
     @property
     def axis(self) -> int:

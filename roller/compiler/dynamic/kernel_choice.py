@@ -41,24 +41,13 @@ class RangeKernel(Protocol):
 
 @dataclass(frozen=True)
 class PricedKernel:
-    """A checked kernel with its times.
-
-    Parameters
-    ----------
-    places
-        Sample sizes.
-    predicted
-        Seconds, shape ``(places,)``; infinite where unsupported.
-    measured
-        Seconds by position in ``places``.
-    usual
-        Measured over predicted seconds over all kernels of the range, for kernels without measurements.
-    """
+    """A checked kernel with its times."""
 
     kernel: RangeKernel
-    places: tuple[Sizes, ...]
-    predicted: np.ndarray
-    measured: Mapping[int, float]
+    places: tuple[Sizes, ...]  #: Sample sizes
+    predicted: np.ndarray  #: Seconds, shape ``(places,)``; infinite where unsupported
+    measured: Mapping[int, float]  #: Seconds by position in ``places``
+    #: Measured over predicted seconds over all kernels of the range, for kernels without measurements.
     usual: float = 1.0
 
     @property

@@ -18,18 +18,11 @@ MOST_EXTENTS = 1 << 20
 
 @dataclass(frozen=True)
 class Range:
-    """A dynamic size of an expression.
+    """A dynamic size of an expression."""
 
-    Parameters
-    ----------
-    expr
-        The expression at an arbitrary extent.
-    low, high
-        Least and largest extent (elements).
-    """
-
-    expr: TensorExpr
+    expr: TensorExpr  #: The expression at an arbitrary extent
     size: Size
+    #: Least and largest extent (elements).
     low: int
     high: int
 

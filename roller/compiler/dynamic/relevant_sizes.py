@@ -17,27 +17,14 @@ from roller.templates.common.options import ConstructOptions
 
 @dataclass(frozen=True)
 class RelevantSizes:
-    """An expression in terms of the sizes it depends on.
+    """An expression in terms of the sizes it depends on."""
 
-    Parameters
-    ----------
-    expression
-        The user's expression, or its first canonical form if it contains products of the model's sizes.
-    forms
-        The canonical forms.
-    box
-        Bounds of the sizes.
-    points
-        Sizes at which the model was read.
-    formulas
-        Every underived size of :attr:`box` as a formula of the model's sizes.
-    """
-
+    #: The user's expression, or its first canonical form if it contains products of the model's sizes.
     expression: SymbolicExpr
-    forms: tuple[SymbolicExpr, ...]
-    box: Box
-    points: tuple[Sizes, ...]
-    formulas: Mapping[str, Formula]
+    forms: tuple[SymbolicExpr, ...]  #: The canonical forms
+    box: Box  #: Bounds of the sizes
+    points: tuple[Sizes, ...]  #: Sizes at which the model was read
+    formulas: Mapping[str, Formula]  #: Every underived size of :attr:`box` as a formula of the model's sizes
 
     def at(self, sizes: Sizes) -> dict[str, int]:
         """Return the expression's sizes at the model's sizes."""

@@ -21,22 +21,12 @@ EFFORT = Effort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.
 
 @dataclass(frozen=True)
 class SymbolicKernels:
-    """The kernels of one expression.
+    """The kernels of one expression."""
 
-    Parameters
-    ----------
-    own
-        The expression and the sizes it depends on.
-    judged
-        The kernels and their times.
-    doubt
-        Reason why the choice may be wrong, if the timing was disturbed; else empty.
-    """
-
-    own: RelevantSizes
-    judged: tuple[PricedKernel, ...]
+    own: RelevantSizes  #: The expression and the sizes it depends on
+    judged: tuple[PricedKernel, ...]  #: The kernels and their times
     spec: DeviceSpec
-    doubt: str = ""
+    doubt: str = ""  #: Reason why the choice may be wrong, if the timing was disturbed; else empty
     _chosen: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
     _lock: Lock = field(default_factory=Lock, compare=False, repr=False)
 

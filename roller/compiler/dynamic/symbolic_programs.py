@@ -56,21 +56,11 @@ def symbolic_forms(expr: SymbolicExpr, points: Sequence[Sizes], options: Constru
 
 @dataclass(frozen=True)
 class SymbolicProgram:
-    """A program for all sizes above some minimum.
+    """A program for all sizes above some minimum."""
 
-    Parameters
-    ----------
-    program
-        The program at ``sizes``.
-    form
-        Its expression for all sizes.
-    sizes
-        The sizes it was constructed for.
-    """
-
-    program: RProgram
-    form: SymbolicExpr
-    sizes: Sizes
+    program: RProgram  #: The program at ``sizes``
+    form: SymbolicExpr  #: Its expression for all sizes
+    sizes: Sizes  #: The sizes it was constructed for
 
     @cached_property
     def extents(self) -> tuple[int | Formula, ...]:
@@ -228,25 +218,14 @@ def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str,
 
 @dataclass(frozen=True)
 class SymbolicKernel:
-    """A built kernel for all sizes from ``low`` on.
-
-    Parameters
-    ----------
-    artifact
-        Artifact with the shapes of :attr:`SymbolicProgram.sizes`.
-    formulas
-        Formulas of the numbers in the code, in order.
-    code
-        Digest of the code without these numbers.
-    proven
-        Sizes, as tuples of values in order, at which it was proven correct when it was built.
-    """
+    """A built kernel for all sizes from ``low`` on."""
 
     program: SymbolicProgram
-    artifact: KernelArtifact
+    artifact: KernelArtifact  #: Artifact with the shapes of :attr:`SymbolicProgram.sizes`
     low: Sizes
-    formulas: tuple[Formula, ...] = ()
-    code: str = ""
+    formulas: tuple[Formula, ...] = ()  #: Formulas of the numbers in the code, in order
+    code: str = ""  #: Digest of the code without these numbers
+    #: Sizes, as tuples of values in order, at which it was proven correct when it was built.
     proven: frozenset[tuple[int, ...]] = frozenset()
 
     def takes(self, sizes: Sizes) -> bool:

@@ -43,53 +43,31 @@ _NEAR = 1.5
 
 @dataclass(frozen=True)
 class Effort:
-    """Search effort.
+    """Search effort."""
 
-    Parameters
-    ----------
-    each
-        Programs per constructed size.
-    cover, built, enough
-        Kernels predicted nearest to the best together; kernels built, with further ones; and correct kernels that are
-        enough not to replace failed ones.
-    budget_s, patience_s
-        Seconds to time the kernels at one size, and patience with a busy machine.
-    timed_at, longest_s
-        Maximum sizes to time at, and maximum predicted time there.
-    exact
-        Whether to construct also for sizes at which an axis has one element, which gives other programs.
-    worth
-        Minimum gain of one more kernel; see :func:`~roller.compiler.dynamic.families.fewest`.
-    """
-
-    each: int
+    each: int  #: Programs per constructed size
+    #: Kernels predicted nearest to the best together; kernels built, with further ones; and correct kernels that are
+    #: enough not to replace failed ones.
     cover: int
     built: int
     enough: int
+    #: Seconds to time the kernels at one size, and patience with a busy machine.
     budget_s: float
     patience_s: float
+    #: Maximum sizes to time at, and maximum predicted time there.
     timed_at: int
     longest_s: float
-    exact: bool
-    worth: float
+    exact: bool  #: Whether to construct also for sizes at which an axis has one element, which gives other programs
+    worth: float  #: Minimum gain of one more kernel; see :func:`~roller.compiler.dynamic.families.fewest`
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """An expression and the conditions for its kernels.
+    """An expression and the conditions for its kernels."""
 
-    Parameters
-    ----------
-    own
-        The expression, its forms and its sizes.
-    constants
-        Names of the constant inputs.
-    passing_bytes
-        Bytes that a model touches between two calls of a kernel, which may evict its constants from caches.
-    """
-
-    own: RelevantSizes
-    constants: tuple[str, ...] = ()
+    own: RelevantSizes  #: The expression, its forms and its sizes
+    constants: tuple[str, ...] = ()  #: Names of the constant inputs
+    #: Bytes that a model touches between two calls of a kernel, which may evict its constants from caches.
     passing_bytes: int = 0
 
     @property
@@ -100,25 +78,13 @@ class SearchRequest:
 
 @dataclass
 class Search:
-    """State of the search for the kernels of an expression.
-
-    Parameters
-    ----------
-    families
-        The programs.
-    places
-        Sample sizes.
-    costs
-        Predicted seconds ``(families, places)``; infinite where unsupported or dropped.
-    best
-        Predicted seconds of the best program per place.
-    """
+    """State of the search for the kernels of an expression."""
 
     question: SearchRequest
-    families: list[SymbolicProgram]
-    places: Sequence[Sizes]
-    costs: np.ndarray
-    best: np.ndarray
+    families: list[SymbolicProgram]  #: The programs
+    places: Sequence[Sizes]  #: Sample sizes
+    costs: np.ndarray  #: Predicted seconds ``(families, places)``; infinite where unsupported or dropped
+    best: np.ndarray  #: Predicted seconds of the best program per place
     built: dict[int, SymbolicKernel] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 

@@ -20,23 +20,14 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Timed:
-    """One case and its times.
-
-    Parameters
-    ----------
-    steps
-        Steps ``n`` of the short run.
-    once, twice
-        Seconds of each run of ``n`` and of ``2n`` steps.
-    cycles
-        Cycles per step, if counted.
-    """
+    """One case and its times."""
 
     case: Case
-    steps: int
+    steps: int  #: Steps ``n`` of the short run
+    #: Seconds of each run of ``n`` and of ``2n`` steps.
     once: tuple[float, ...]
     twice: tuple[float, ...]
-    cycles: float | None = None
+    cycles: float | None = None  #: Cycles per step, if counted
 
     @property
     def step(self) -> Measured:

@@ -39,15 +39,10 @@ MOST_KEPT = 64
 
 @dataclass(frozen=True)
 class GpuProgram(SymbolicProgram):
-    """A GPU program for all sizes; further fields as in :class:`SymbolicProgram`.
+    """A GPU program for all sizes; further fields as in :class:`SymbolicProgram`."""
 
-    Parameters
-    ----------
-    scalar
-        Whether rows of variable length are copied element by element: one code for any length, not only for
-        multiples of a vector.
-    """
-
+    #: Whether rows of variable length are copied element by element: one code for any length, not only for multiples of
+    #: a vector.
     scalar: bool = False
     _own: dict[tuple[int, ...], OwnCode | str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -107,22 +102,12 @@ class GpuProgram(SymbolicProgram):
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A kernel for all sizes with the same code.
-
-    Parameters
-    ----------
-    artifact
-        Artifact with the numbers of one of the sizes.
-    numbers
-        The numbers in the code that are passed as arguments.
-    code
-        Digest of the code without these numbers.
-    """
+    """A kernel for all sizes with the same code."""
 
     program: GpuProgram
-    artifact: KernelArtifact
-    numbers: Numbers
-    code: str
+    artifact: KernelArtifact  #: Artifact with the numbers of one of the sizes
+    numbers: Numbers  #: The numbers in the code that are passed as arguments
+    code: str  #: Digest of the code without these numbers
     spec: DeviceSpec
 
     def takes(self, sizes: Sizes) -> bool:

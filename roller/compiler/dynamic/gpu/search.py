@@ -49,19 +49,12 @@ _ALL = 48
 
 @dataclass
 class _Codes:
-    """Kinds of code of programs, by size.
-
-    Parameters
-    ----------
-    few
-        Sizes at which all codes are generated.
-    built, single, known
-        Kernel by kind; the only kind of a program, or ``""``; generated kinds by program and sizes.
-    """
+    """Kinds of code of programs, by size."""
 
     s: Search
     spec: DeviceSpec
-    few: Sequence[Sizes]
+    few: Sequence[Sizes]  #: Sizes at which all codes are generated
+    #: Kernel by kind; the only kind of a program, or ``""``; generated kinds by program and sizes.
     built: dict[tuple[int, str], GpuKernel | None] = field(default_factory=dict)
     single: dict[int, str] = field(default_factory=dict)
     known: dict[int, dict[tuple[int, ...], tuple[Sizes, str]]] = field(default_factory=dict)
