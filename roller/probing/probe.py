@@ -1,4 +1,4 @@
-"""A probe: its source, the spec fields it measures, and the ``Measures``, ``Spoiled by`` and ``Proof`` of its header."""
+"""A probe: its source, the spec fields it measures, and the ``Measures``, ``Spoiled by``, ``Proof`` of the header."""
 
 from __future__ import annotations
 
