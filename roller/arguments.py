@@ -109,7 +109,6 @@ def constants_of(
 
 
 def _bytes(value: Any, tensor: Tensor) -> bytes:
-    """Return the elements of an array in row-major order after checking shape and dtype."""
     where = f"constants: '{tensor.name}'"
     array: np.ndarray = value
     if not isinstance(value, np.ndarray):

@@ -78,24 +78,16 @@ class Launch:
     dynamic_shared_bytes: int = 0
 
     def __repr__(self) -> str:
-        """Return the entry and the sizes on one line."""
         return one_line("Launch", f"{self.entry} on {self.grid} blocks of {self.block}", f"{len(self.source):,} bytes")
 
 
 @dataclass(frozen=True)
 class Constant:
-    """An input whose values are the same in every call, so that callers do not pass it.
+    """An input whose values are the same in every call, so that callers do not pass it."""
 
-    Parameters
-    ----------
-    position
-        Index among the expression's inputs, in call order.
-    values
-        Elements in row-major order as the kernel reads them (bfloat16 as bits); ``None`` where the caller holds them,
-        as in the kernel cache, where one kernel serves all values.
-    """
-
-    position: int
+    position: int  #: Index among the expression's inputs, in call order
+    #: Elements in row-major order as the kernel reads them (bfloat16 as bits); ``None`` where the caller holds them, as
+    #: in the kernel cache, where one kernel serves all values.
     values: bytes | None = field(default=None, repr=False)
 
 
@@ -147,7 +139,6 @@ class KernelArtifact:
     prepare: Launch | None = None
 
     def __repr__(self) -> str:
-        """Return operator, device and code size on one line."""
         built = "not built" if self.binary is None else f"{len(self.binary):,} bytes of code"
         return one_line("KernelArtifact", f"{self.expression.name} for {self.device} ({self.language})", built)
 
@@ -299,7 +290,6 @@ class KernelArtifact:
 
     @classmethod
     def _with_values(cls, data: memoryview, where: str) -> KernelArtifact:
-        """Return an artifact whose constants follow its JSON."""
         start = len(_MAGIC) + _LENGTH_BYTES
         size = int.from_bytes(data[len(_MAGIC) : start], "little")
         body = _json_of(bytes(data[start : start + size]).decode("utf-8"), where)

@@ -1,7 +1,4 @@
-"""The error tree of roller, and helpers for messages.
-
-Messages read ``where: expected X, got Y. Remedy.``; each class names the stage that refused.
-"""
+"""The error tree of roller, and helpers for messages."""
 
 from __future__ import annotations
 

@@ -63,11 +63,9 @@ class CompiledKernel:
         self._lock = threading.Lock()
 
     def __copy__(self: Kernel) -> Kernel:
-        """Return the kernel itself, which is immutable and thread-safe."""
         return self
 
     def __deepcopy__(self: Kernel, memo: Any) -> Kernel:
-        """Return the kernel itself, as :meth:`__copy__` does."""
         return self
 
     def __reduce__(self) -> Any:
@@ -248,14 +246,12 @@ class CompiledKernel:
             )
 
     def __repr__(self) -> str:
-        """Return operator, device, prediction and measurement on one line."""
         a = self.artifact
         doubtful = " (doubtful)" if a.doubt else ""
         measured = "" if a.measured_s is None else f"measured {seconds_text(a.measured_s)}{doubtful}"
         return one_line("CompiledKernel", f"{a.expression.name} on {a.device}: {self.estimate}", measured)
 
     def _repr_html_(self) -> str:
-        """Return the candidates, best first, as a table for a notebook."""
         rows = (
             (n, seconds_text(c.estimate.seconds), seconds_text(c.measured_s), c.status, str(c.program))
             for n, c in enumerate(self.candidates, 1)

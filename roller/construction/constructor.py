@@ -59,7 +59,6 @@ class Candidate:
     proved: str = ""
 
     def __repr__(self) -> str:
-        """Return status, times and tiles on one line."""
         measured = "" if self.measured_s is None else f"measured {seconds_text(self.measured_s)}"
         times = ", ".join(t for t in (measured, f"predicted {seconds_text(self.estimate.seconds)}") if t)
         status = self.status if self.program.emitted else f"{self.status}, not emitted"
@@ -108,7 +107,6 @@ def target_units(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
 
 
 def _candidate(identity: str, program: RProgram, estimate: Estimate, spec: DeviceSpec, epsilon: float) -> Candidate:
-    """Return a chosen program as a candidate, with the alignment rules it relaxes and its identity."""
     named = replace(program, relaxed=broken_rules(program, spec, epsilon))
     return Candidate(hashlib.sha256(f"{identity}/{named}".encode()).hexdigest()[:16], named, estimate)
 

@@ -210,7 +210,6 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
 
 
 def _by_layer(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]) -> dict[str, Tile]:
-    """Return the tiles by the device's own layer names."""
     found: dict[str, Tile] = {}
     for given, tile in tiles.items():
         name = LAYER_ALIASES.get(given, given) if spec.traits.blocks else given
@@ -274,7 +273,6 @@ def _kinds(named: ExplicitTiles) -> list[tuple[Structure, tuple[str, ...]]]:
 
 
 def _with(batch: TileBatch, how: Mechanisms) -> TileBatch:
-    """Return a batch with the given mechanisms."""
     return replace(batch, split_k=batch.split_k * how.split_k, stages=how.stages, raster=how.raster)
 
 

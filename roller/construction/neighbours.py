@@ -1,8 +1,4 @@
-"""Neighbours of a program: one aligned step of a tile, other vectors, staging or splits.
-
-Construction follows few paths from many starts; around a measured program every step is worth a look. All steps
-come from the templates' candidate lists, so construction could have made every neighbour.
-"""
+"""Neighbours of a program: one aligned step of a tile, other vectors, staging or splits."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ def neighbours(
 ) -> tuple[Candidate, ...]:
     """Return the programs one step from ``program`` that fit the device, best estimate first.
 
-    Examples
-    --------
     >>> import roller
     >>> expr, spec = roller.ops.matmul(256, 256, 256), roller.load_spec("cpu-avx512")
     >>> best = roller.construct(expr, spec, top_k=1)[0].program

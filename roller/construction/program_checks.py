@@ -19,7 +19,6 @@ def check_program(program: RProgram, spec: DeviceSpec) -> None:
 
 
 def _check_structure(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Raise if the structure cannot compute the expression."""
     own = structure_of(geometry)
     traits = program.traits
     if traits.on_matrix_unit:

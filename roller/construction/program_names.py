@@ -1,8 +1,4 @@
-"""Parses program names, as ``construct`` prints them, for ``predict``, ``explain`` and ``why_not``.
-
-A name gives everything except the expression; its axes select the form. Names are checked against the structure's
-possibilities on the device and its capacities, because users may edit them.
-"""
+"""Parses program names, as ``construct`` prints them, for ``predict``, ``explain`` and ``why_not``."""
 
 from __future__ import annotations
 
@@ -88,7 +84,6 @@ def forms_of(expr: TensorExpr) -> Iterator[TensorExpr]:
 
 
 def _form(expr: TensorExpr, said: ProgramName) -> TensorExpr:
-    """Return the form whose axes the name has."""
     known: list[tuple[str, ...]] = []
     for form in forms_of(expr):
         known.append(tuple(a.name for a in form.axes))
@@ -160,7 +155,6 @@ def _check_numbers(said: ProgramName) -> None:
 
 
 def _exceeded(program: RProgram, spec: DeviceSpec) -> TileError:
-    """Return the error that names the capacity a program exceeds."""
     if spec.traits.blocks:
         inner = products_program(program) or program
         try:

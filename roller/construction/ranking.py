@@ -183,7 +183,6 @@ class _Search:
         return [self.found[n] for n in sorted([*kept, *others[: self.count - len(kept)]])]
 
     def _tiles(self, near: Sequence[int]) -> list[int]:
-        """Return the positions of the best programs per matrix tile, in order."""
         best: dict[Family, int] = {}
         for n in near:
             p = self.found[n][0]

@@ -24,8 +24,6 @@ _POINTS, _SIGMAS = 241, 5.0
 def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int, ...]:
     """Return the positions of the candidates that ``top_k="auto"`` times; one position means none.
 
-    Examples
-    --------
     >>> import roller
     >>> spec = roller.load_spec("v100")
     >>> found = roller.construct(roller.ops.matmul(4096, 4096, 4096), spec, top_k=10)
@@ -41,8 +39,6 @@ def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int
 def expected_seconds(seconds: Sequence[float], spec: DeviceSpec, forms: Sequence[Hashable] = ()) -> float:
     """Return the expected seconds of the fastest of several candidates after timing all of them.
 
-    Examples
-    --------
     >>> import roller
     >>> spec = roller.load_spec("v100")
     >>> expected_seconds([2.0], spec), expected_seconds([2.0, 2.0], spec) < expected_seconds([2.0, 2.2], spec) < 2.0
@@ -69,8 +65,6 @@ def uncertain(
 ) -> tuple[int, ...]:
     """Return the positions of the best of each family that may be faster than the first.
 
-    Examples
-    --------
     >>> uncertain([1.0, 1.01, 1.05, 1.2], ["a", "a", "b", "c"], 0.1)
     (0, 2)
     >>> uncertain([1.0] * 10, range(10), 0.1)

@@ -24,8 +24,6 @@ class General:
     def at(self, sizes: Mapping[str, int]) -> Any:
         """Return the data for the given sizes.
 
-        Examples
-        --------
         >>> general([{"n": 6}, {"n": 10}, {"n": 4}], Fitter([{"s": 3}, {"s": 5}, {"s": 2}])).at({"s": 7})
         {'n': 14}
         """

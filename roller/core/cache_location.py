@@ -13,8 +13,6 @@ VARIABLE = "ROLLER_CACHE_DIR"
 def cache_folder() -> Path:
     """Return the cache folder without creating it: ``ROLLER_CACHE_DIR``, else the platform's user cache.
 
-    Examples
-    --------
     >>> import os; os.environ["ROLLER_CACHE_DIR"] = "/tmp/kernels"
     >>> str(cache_folder())
     '/tmp/kernels'

@@ -17,8 +17,6 @@ MOST_CHARACTERS = 118
 def one_line(kind: str, *parts: str) -> str:
     """Return ``<kind part, part>`` on one line of bounded length, cut with an ellipsis.
 
-    Examples
-    --------
     >>> one_line("RProgram", "cpu/tiled", "")
     '<RProgram cpu/tiled>'
     >>> len(one_line("Plan", "x" * 500))
@@ -31,8 +29,6 @@ def one_line(kind: str, *parts: str) -> str:
 def cut(text: str, most: int) -> str:
     """Return the text cut to at most ``most`` characters.
 
-    Examples
-    --------
     >>> cut("abcdef", 6), cut("abcdefg", 6)
     ('abcdef', 'abcde…')
     """
@@ -42,8 +38,6 @@ def cut(text: str, most: int) -> str:
 def non_defaults(value: Any) -> str:
     """Return ``Name(field=value, ...)`` of a dataclass with only the fields that differ from their defaults.
 
-    Examples
-    --------
     >>> from roller import ConstructOptions
     >>> non_defaults(ConstructOptions(top_k=3))
     'ConstructOptions(top_k=3)'
@@ -62,8 +56,6 @@ def _is_default(value: Any, field: Field[Any]) -> bool:
 def structure(value: Any) -> str:
     """Return a text that is equal only for identical nested dataclasses: it separates 1 from 1.0 and 0.0 from -0.0.
 
-    Examples
-    --------
     >>> from roller.expr import Axis
     >>> structure((Axis("i", 2), -0.0))
     "(Axis('i', 2, 'spatial'), -0.0)"
@@ -86,8 +78,6 @@ def _told(kind: type) -> tuple[str, ...]:
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return an HTML table for a notebook; all cells are escaped.
 
-    Examples
-    --------
     >>> html_table("a < b", ("n",), [[1]])
     '<table><caption>a &lt; b</caption><tr><th>n</th></tr><tr><td>1</td></tr></table>'
     """
@@ -99,8 +89,6 @@ def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object
 def seconds_text(value: float | None) -> str:
     """Return a time with a readable unit.
 
-    Examples
-    --------
     >>> seconds_text(0.01099), seconds_text(2.5e-6), seconds_text(None)
     ('10.99 ms', '2.5 us', '-')
     """
@@ -115,8 +103,6 @@ def seconds_text(value: float | None) -> str:
 def bytes_text(count: float, digits: int = 3) -> str:
     """Return a capacity with a binary unit.
 
-    Examples
-    --------
     >>> bytes_text(98304), bytes_text(99), bytes_text(16e9)
     ('96 KiB', '99 B', '14.9 GiB')
     """

@@ -157,8 +157,6 @@ _ALIASES = {alias: name for name, row in DTYPES.items() for alias in row.aliases
 def canonical(name: Any) -> Any:
     """Return the canonical name of a dtype alias; any other value is returned unchanged.
 
-    Examples
-    --------
     >>> canonical("float8_e4m3"), canonical("float32")
     ('float8_e4m3fn', 'float32')
     """
@@ -175,8 +173,6 @@ def is_float(name: str) -> bool:
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype of a name; dtypes that NumPy lacks come from the optional package ml_dtypes.
 
-    Examples
-    --------
     >>> numpy_dtype("float16").itemsize
     2
     """
@@ -199,8 +195,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 def storage_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype of a device's bits: uint16 for bfloat16, uint8 for 8-bit floats.
 
-    Examples
-    --------
     >>> storage_dtype("bfloat16"), storage_dtype("float16")
     (dtype('uint16'), dtype('float16'))
     """
@@ -218,8 +212,6 @@ def bits_of(array: Any) -> np.ndarray:
 def values_of(bits: np.ndarray, dtype: str) -> np.ndarray:
     """Return stored elements as numbers: bit patterns become float32, other arrays are returned unchanged.
 
-    Examples
-    --------
     >>> float(values_of(np.array([0x3FC0], np.uint16), "bfloat16")[0])
     1.5
     """
@@ -234,8 +226,6 @@ def values_of(bits: np.ndarray, dtype: str) -> np.ndarray:
 def stored_of(values: Any, dtype: str) -> np.ndarray:
     """Return numbers in storage form, rounded to nearest even; the inverse of :func:`values_of`.
 
-    Examples
-    --------
     >>> hex(int(stored_of(np.array([1.5]), "bfloat16")[0]))
     '0x3fc0'
     >>> [hex(int(b)) for b in stored_of(np.array([448.0, 464.0, 465.0, -0.0]), "float8_e4m3fn")]
@@ -263,8 +253,6 @@ def bfloat16_in_float32(single: np.ndarray) -> np.ndarray:
 def stored(value: Any, dtype: str) -> np.ndarray:
     """Return float64 numbers rounded to a float dtype, to nearest even; overflow gives infinity or NaN.
 
-    Examples
-    --------
     >>> stored(np.array([1 / 3, 1e6, 57345.0]), "float8_e5m2").tolist()
     [0.3125, inf, 57344.0]
     """

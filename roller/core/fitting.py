@@ -1,8 +1,4 @@
-"""Finds formulas that reproduce numbers known at some sizes.
-
-Candidates are tried from simple to long: products of sizes, quotients, products of both, and sums. Formulas that
-give the same numbers are recorded as rivals; further sizes can tell them apart.
-"""
+"""Finds formulas that reproduce numbers known at some sizes."""
 
 from __future__ import annotations
 
@@ -61,13 +57,11 @@ class _Terms(Sequence[tuple[Atom, ...]]):
     @overload
     def __getitem__(self, row: slice) -> list[tuple[Atom, ...]]: ...
     def __getitem__(self, row: int | slice) -> tuple[Atom, ...] | list[tuple[Atom, ...]]:
-        """Return one product, or a list of products for a slice."""
         if isinstance(row, slice):
             return [self[n] for n in range(*row.indices(len(self)))]
         return tuple(self.atoms[n] for n in self.at[row].tolist())
 
     def __len__(self) -> int:
-        """Return the number of products."""
         return len(self.at)
 
     def where(self, wanted: Callable[[Atom], bool]) -> _Terms:
@@ -266,7 +260,6 @@ class Fitter:
         return [bool(x) for x in found]
 
     def _one(self, values: tuple[int, ...], several: _Terms) -> Formula | None:
-        """Return ``factor * atoms + const``, preferring a formula without the constant."""
         if not several:
             return None
         columns, wanted = self._columns(several), np.array(values, np.int64)
@@ -289,7 +282,6 @@ class Fitter:
         return self._sum(values, self._low_monomials)
 
     def _sum(self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]]) -> Formula | None:
-        """Return the linear combination of all given products that gives every value."""
         if len(self.points) < len(several) + _TO_SPARE:
             return None
         terms = [[math.prod(a.at(p) for a in x) for x in several] for p in self.points]
@@ -317,7 +309,6 @@ class Fitter:
         return [m for m in self._space.monomials if len(set(m[0].sizes)) == len(m[0].sizes)]
 
     def _two(self, values: tuple[int, ...], several: _Terms, others: _Terms) -> Formula | None:
-        """Return ``f * atoms + g * atoms + const``."""
         if len(self.points) < 5 or not several:  # three unknowns need further values as a check
             return None
         wanted = np.array(values, np.float64)

@@ -1,8 +1,4 @@
-"""Integer formulas of sizes; :mod:`roller.core.fitting` finds them.
-
-Extents, strides and tile counts in compiled code are sums of products of sizes, quotients and remainders:
-``64 * b * s``, ``ceil(s / 32) * b``, ``s - 16``.
-"""
+"""Integer formulas of sizes; :mod:`roller.core.fitting` finds them."""
 
 from __future__ import annotations
 
@@ -32,8 +28,6 @@ class Atom:
     def __str__(self) -> str:
         """Return the atom as text.
 
-        Examples
-        --------
         >>> str(Atom(("b", "s"), "ceil", 4)), str(Atom(("s",), "floor", 2, shift=1)), str(Atom(("s",), "mod", 8))
         ('ceil(b * s / 4)', 'floor((s + 1) / 2)', '(s % 8)')
         """
@@ -90,8 +84,6 @@ class Formula:
     def __str__(self) -> str:
         """Return the formula as text.
 
-        Examples
-        --------
         >>> str(Formula(2, ((3, (Atom(("b",)), Atom(("s",), "ceil", 4))),)))
         '3 * b * ceil(s / 4) + 2'
         >>> str(Formula(-1, ((-2, (Atom(("s",)),)), (1, (Atom(("b",)),))))), str(Formula(0))
@@ -155,8 +147,6 @@ class Inverse:
     def of(value: object) -> int | None:
         """Return the integer whose inverse the value is, or ``None``.
 
-        Examples
-        --------
         >>> Inverse.of(1 / 49), Inverse.of(0.3), Inverse.of(1.0)
         (49, None, None)
         """

@@ -27,45 +27,26 @@ class Fragment:
     signed operand (Intel SDM, volume 2); ``vpmaddwd`` (``madd``) multiplies pairs of 16 bits, so bytes are widened.
     The family fixes what the instruction set defines; fields hold what depends on the device.
 
-    Parameters
-    ----------
-    name
-        Family, shape, operand and accumulator: ``"mma.m16n8k16.f16.f32"``.
-    m, n, k
-        Extents in elements; tiles of a TEU are multiples of them.
-    operand, accumulator
-        Dtypes of A and B, and of D. On a CPU, ``int8`` takes bytes of either sign; ``int16`` takes widened bytes.
-    threads
-        Threads that execute it together: one TEU, or several (a warp group); 1 on a CPU.
-    rate
-        Instruction class in ``compute.ops_per_cycle_per_unit``: ``"matrix"``, ``"group_matrix"`` or ``"dot"``.
-    arch
-        Required build target where it differs from the device's (``"sm_90a"``); on a CPU, LLVM's feature name.
-    instructions
-        Machine instructions per fragment.
-    operand_copies
-        Copies of every element of A and B across the threads.
-    latency_cycles
-        Cycles before a dependent accumulation can start; 0: the latency of any multiply-add.
-
-    Examples
-    --------
     >>> Fragment("mma.m16n8k16.f16.f32", 16, 8, 16, "float16", "float32", 32).family
     'mma'
     """
 
-    name: str
+    name: str  #: Family, shape, operand and accumulator: ``"mma.m16n8k16.f16.f32"``
+    #: Extents in elements; tiles of a TEU are multiples of them.
     m: int
     n: int
     k: int
+    #: Dtypes of A and B, and of D. On a CPU, ``int8`` takes bytes of either sign; ``int16`` takes widened bytes.
     operand: str
     accumulator: str
-    threads: int
+    threads: int  #: Threads that execute it together: one TEU, or several (a warp group); 1 on a CPU
+    #: Instruction class in ``compute.ops_per_cycle_per_unit``: ``"matrix"``, ``"group_matrix"`` or ``"dot"``.
     rate: str = "matrix"
+    #: Required build target where it differs from the device's (``"sm_90a"``); on a CPU, LLVM's feature name.
     arch: str = ""
-    instructions: int = 1
-    operand_copies: int = 1
-    latency_cycles: int = 0
+    instructions: int = 1  #: Machine instructions per fragment
+    operand_copies: int = 1  #: Copies of every element of A and B across the threads
+    latency_cycles: int = 0  #: Cycles before a dependent accumulation can start; 0: the latency of any multiply-add
 
     @property
     def family(self) -> str:
@@ -76,8 +57,6 @@ class Fragment:
     def emitted(self) -> bool:
         """Whether kernels are generated with it; else its programs are only constructed and priced.
 
-        Examples
-        --------
         >>> [Fragment(n, 16, 16, 16, "float16", "float32", 64).emitted for n in ("mma.m16", "mfma.m16")]
         [True, False]
         """
@@ -87,8 +66,6 @@ class Fragment:
     def is_constructed(self) -> bool:
         """Whether programs are constructed with it: it is emitted, or its operands are narrower than 4 bytes.
 
-        Examples
-        --------
         >>> [Fragment("mfma.m16", 16, 16, 4, d, "float32", 64).is_constructed for d in ("float16", "float32")]
         [True, False]
         """
@@ -124,8 +101,6 @@ class Fragment:
     def held_dtype(self, stored: str) -> str:
         """Return the dtype of CPU panels and boxes for an operand that is stored as ``stored``.
 
-        Examples
-        --------
         >>> vnni = Fragment("vnni.m1n8k4.i8.i32", 1, 8, 4, "int8", "int32", 1)
         >>> madd = Fragment("madd.m1n8k2.i16.i32", 1, 8, 2, "int16", "int32", 1)
         >>> vnni.held_dtype("uint8"), madd.held_dtype("uint8")
@@ -136,8 +111,6 @@ class Fragment:
     def depth(self, extent: int) -> int:
         """Return the elements along k per instruction for ``extent``: fewer than ``k`` where that leaves no remainder.
 
-        Examples
-        --------
         >>> amx = Fragment("amx.m16n16k64.i8.i32", 16, 16, 64, "int8", "int32", 1)
         >>> [amx.depth(n) for n in (768, 96, 16, 100, 3)]
         [64, 48, 16, 64, 4]

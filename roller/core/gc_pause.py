@@ -37,8 +37,6 @@ if hasattr(os, "register_at_fork"):
 def gc_paused() -> Iterator[None]:
     """Pause cyclic garbage collection inside; with nested or concurrent pauses, the last exit resumes it.
 
-    Examples
-    --------
     >>> with gc_paused():
     ...     gc.isenabled()
     False

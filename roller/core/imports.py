@@ -30,8 +30,6 @@ class _Refusing(MetaPathFinder):
 def left_out(package: str) -> Iterator[None]:
     """Import without an optional dependency; other threads, later imports and a loaded package are unaffected.
 
-    Examples
-    --------
     >>> with left_out("this"):
     ...     import this
     Traceback (most recent call last):

@@ -12,8 +12,6 @@ def quotients(
 ) -> Iterator[tuple[Formula, Formula]]:
     """Yield fits ``floor((factor * size + shift) / divisor)``, as pairs of the least and the largest shift.
 
-    Examples
-    --------
     >>> points = [{"h": n} for n in (7, 8, 10, 13)]
     >>> [(f.at({"h": 15}), f == other) for f, other in quotients(points, [4, 4, 5, 7])]
     [(8, True)]

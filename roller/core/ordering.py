@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 def cheapest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
     """Return the positions, ascending, of the ``count`` least values; of equal values the first ones, in linear time.
 
-    Examples
-    --------
     >>> cheapest(np.array([3.0, 1.0, 2.0, 1.0, 2.0]), 3).tolist()
     [1, 2, 3]
     """

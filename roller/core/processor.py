@@ -41,8 +41,6 @@ _KNOWN = (
 def used_by(llvm_features: Iterable[str]) -> tuple[str, ...]:
     """Return, by Linux's names, the features that kernels may use among LLVM's features of a processor.
 
-    Examples
-    --------
     >>> used_by(["avx2", "fma", "sse4.2", "xsave", "fast-lzcnt"])
     ('avx2', 'fma', 'sse4_2')
     """
@@ -53,8 +51,6 @@ def used_by(llvm_features: Iterable[str]) -> tuple[str, ...]:
 def linux_name(llvm_feature: str) -> str:
     """Return Linux's name of an LLVM feature, or an empty string for a feature that kernels do not list.
 
-    Examples
-    --------
     >>> linux_name("avx512vnni")
     'avx512_vnni'
     """
@@ -79,8 +75,6 @@ def tiles_permitted() -> bool:
 def missing(needed: Iterable[str]) -> tuple[str, ...]:
     """Return the features among ``needed`` that this machine is known to lack.
 
-    Examples
-    --------
     >>> missing(["a feature of tomorrow"])
     ()
     """
@@ -105,7 +99,6 @@ def _flags(cpuinfo: Path) -> frozenset[str]:
 
 @functools.cache
 def _of_numpy() -> dict[str, bool]:
-    """Return NumPy's detected features by Linux's names."""
     try:
         found = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
     except (ImportError, AttributeError):  # a NumPy that keeps it elsewhere
@@ -116,8 +109,6 @@ def _of_numpy() -> dict[str, bool]:
 def usable_processors() -> int:
     """Return the number of processors this process may run on.
 
-    Examples
-    --------
     >>> usable_processors() >= 1
     True
     """
@@ -127,8 +118,6 @@ def usable_processors() -> int:
 def granted(processors: int, root: Path = Path("/")) -> int:
     """Return how many of the processors the control group lets the process keep busy.
 
-    Examples
-    --------
     >>> granted(4, Path("/no/such/folder"))
     4
     """
@@ -169,8 +158,6 @@ def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[
 def shares_cores(processors: tuple[int, ...], root: Path = Path("/")) -> bool:
     """Whether two of the processors may share a core, by their siblings or because a hypervisor hides them.
 
-    Examples
-    --------
     >>> shares_cores((0,), Path("/no/such/folder"))
     False
     """

@@ -1,8 +1,4 @@
-"""Temporary folders that survive no killed process: the next process that needs one removes abandoned ones.
-
-Each folder holds a locked file. The kernel releases the lock with the last process that has the file open, also for
-a build that outlived its parent and across containers. Folders without that file are left alone.
-"""
+"""Temporary folders that survive no killed process: the next process that needs one removes abandoned ones."""
 
 from __future__ import annotations
 

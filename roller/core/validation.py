@@ -1,8 +1,4 @@
-"""Checks arguments of public calls and converts them to plain Python values.
-
-Any bad value (``None``, an array, NaN, 10**5000, a self-referencing list) ends in one error that names the argument:
-no value is compared, printed or converted before its type is known.
-"""
+"""Checks arguments of public calls and converts them to plain Python values."""
 
 from __future__ import annotations
 
@@ -25,8 +21,6 @@ MOST = 2**63 - 1
 def is_integer(value: object) -> bool:
     """Whether a value is an integer of Python or NumPy; booleans are not.
 
-    Examples
-    --------
     >>> [is_integer(v) for v in (3, np.int8(3), True, 3.0, np.array(3))]
     [True, True, False, False, False]
     """
@@ -36,8 +30,6 @@ def is_integer(value: object) -> bool:
 def flag(value: Any, where: str, *, error: type[RollerError] = RollerError, remedy: str = "Write either.") -> bool:
     """Return a boolean, or raise.
 
-    Examples
-    --------
     >>> flag(3, "cache")
     Traceback (most recent call last):
     roller.errors.RollerError: cache: expected True or False, got 3. Write either.
@@ -53,8 +45,6 @@ def whole_number(
 ) -> int:  # fmt: skip
     """Return an integer from ``least`` to ``most``, or raise; ``expected`` overrides the error's wording.
 
-    Examples
-    --------
     >>> whole_number(np.int32(7), "seed"), whole_number(10**5000, "top_k", 1, 9)
     Traceback (most recent call last):
     roller.errors.RollerError: top_k: expected an integer of at least 1 and at most 9, got an integer of 16610 bits.
@@ -72,8 +62,6 @@ def number(
 ) -> float:  # fmt: skip
     """Return a float of at least 0, or greater than ``above``, or raise; infinity needs ``infinite``.
 
-    Examples
-    --------
     >>> number(np.float32(0.5), "refine_s", expected="seconds of at least 0")
     0.5
     >>> number(10**5000, "refine_s", expected="seconds of at least 0")
@@ -94,8 +82,6 @@ def number(
 def one_of(value: Any, where: str, known: Iterable[str]) -> str:
     """Return a word of ``known``, or raise.
 
-    Examples
-    --------
     >>> one_of("gpuu", "kind", ("cpu", "gpu"))
     Traceback (most recent call last):
     roller.errors.RollerError: kind: expected one of ('cpu', 'gpu'), got 'gpuu'; did you mean 'gpu'?
@@ -110,8 +96,6 @@ def one_of(value: Any, where: str, known: Iterable[str]) -> str:
 def path(value: Any, where: str, *, error: type[RollerError] = RollerError, what: str = "a path") -> Path:
     """Return a valid path, existing or not, or raise.
 
-    Examples
-    --------
     >>> path("a/b", "path").name
     'b'
     >>> path(None, "path")
@@ -131,8 +115,6 @@ def sizes_of_call(
 ) -> dict[str, int]:
     """Return the sizes by name that ``at(*values, **named)`` gives; ranges are not checked.
 
-    Examples
-    --------
     >>> sizes_of_call("matmul", {"i": (1, 9), "j": (1, 9)}, (3,), {"j": 4})
     {'i': 3, 'j': 4}
     >>> sizes_of_call("matmul", {"i": (1, 9)}, (3,), {"i": 4})

@@ -88,8 +88,6 @@ def road_of_time(term: Term) -> tuple[Term, ...]:
 def sentence(road: Sequence[Difference]) -> str:
     """Return the difference as a chain of numbers, from the total to its cause.
 
-    Examples
-    --------
     >>> sentence([Difference("predicted time", 2e-5, 1e-5, "s"), Difference("reduction steps", 128, 64, "")])
     'predicted time 20 us against 10 us <- reduction steps 128 against 64'
     """
@@ -98,7 +96,6 @@ def sentence(road: Sequence[Difference]) -> str:
 
 
 def _moved(above: Difference, below: Difference) -> bool:
-    """Whether a term has other values than the one above it."""
     return not (math.isclose(above.own, below.own) and math.isclose(above.other, below.other))
 
 
@@ -112,8 +109,6 @@ def told(road: Sequence[Term]) -> tuple[Term, ...]:
 def quantity(value: float, unit: str) -> str:
     """Return a number with a readable unit.
 
-    Examples
-    --------
     >>> quantity(1.5e-6, "s"), quantity(3e9, "bytes/s"), quantity(3.0, ""), quantity(1234567.0, "bytes")
     ('1.5 us', '3 GB/s', '3', '1.235 MB')
     """

@@ -124,7 +124,6 @@ def _matrix(program: RProgram, spec: DeviceSpec, options: ConstructOptions, word
 
 
 def _by_price(program: RProgram) -> list[str]:
-    """Return sentences on the choices made by price alone."""
     step = ", ".join(f"{a}={program.block_tile[a]}" for a in program.reduction_steps)
     found = [f"The reduction step ({step}) is a branch, not a score: it saves almost no traffic; the price chose it."]
     every = (("stages", program.stages), ("split_k", program.split_k), ("raster", program.raster))

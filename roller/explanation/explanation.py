@@ -105,15 +105,12 @@ class Explanation:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        """Return the explanation as text, 80 columns wide."""
         return plain(sections(self))
 
     def __repr__(self) -> str:
-        """Return expression, device and estimate on one line."""
         return f"<Explanation of {self.expression.name} on {self.device}: {self.estimate}>"
 
     def _repr_html_(self) -> str:
-        """Return the explanation for a notebook."""
         return html(sections(self))
 
 
@@ -139,7 +136,6 @@ def _head(e: Explanation) -> Section:
 
 
 def _not_emitted(program: RProgram) -> str:
-    """Return the sentence for a program without code generation."""
     assert program.fragment is not None
     return (
         f"It is priced alone: no template has code for '{program.fragment.name}'. `compile` makes a kernel without the "
@@ -181,7 +177,6 @@ def explain(
 
 
 def _assumed(bottleneck: str, pipe: str, spec: DeviceSpec) -> tuple[str, ...]:
-    """Return the device numbers of the bottleneck's speed that are assumed."""
     layer = spec.home.name if bottleneck == "dram" else bottleneck
     rate = pipe if bottleneck == "compute" else ""
     fields = (f"memory_layers.{layer}.bandwidth_bytes_per_s", f"compute.ops_per_cycle_per_unit.{rate}")

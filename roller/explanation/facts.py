@@ -122,7 +122,6 @@ def _cpu(spec: DeviceSpec, estimate: Estimate) -> list[Fact]:
 
 
 def _padding(program: RProgram) -> list[Fact]:
-    """Return the wasted share per axis that blocks overhang."""
     found = []
     program = products_program(program) or program
     for a in program.axes:

@@ -80,7 +80,6 @@ def _stop(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: 
 
 
 def _steps(program: RProgram, spec: DeviceSpec) -> Iterator[_Step]:
-    """Yield every enlargement of the program as a batch of one."""
     product = product_of(program)
     inner = program if product is None else product.inner(program)
     batch = perf.batch_of([inner]).chosen_anew()

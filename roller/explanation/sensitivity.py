@@ -46,7 +46,6 @@ class Sensitivity:
     reducible: tuple[Spare, ...]
 
     def __repr__(self) -> str:
-        """Return the device and its most decisive fields on one line."""
         most = " ".join(f"{e.field} {e.percent:+.2g} %" for e in self.effects[:3])
         return one_line("Sensitivity", f"{self.device}: {most} per percent", counted(len(self.operators), "operator"))
 
@@ -136,7 +135,6 @@ def of_price(
 
 
 def _reducible(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:
-    """Return the components that could be smaller at hardly any cost."""
     # Without new construction capacities are not reducible: the fixed program uses what it has.
     spares = []
     for e in found:

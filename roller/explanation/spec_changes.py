@@ -1,8 +1,4 @@
-"""Effects of changed device numbers on predicted times, by finite changes.
-
-Times change in steps (waves, cache lines, capacities), so derivatives mislead: every field is set to a few other
-values on either side, exactly as ``construct --set FIELD=VALUE`` does.
-"""
+"""Effects of changed device numbers on predicted times, by finite changes."""
 
 from __future__ import annotations
 
@@ -126,8 +122,6 @@ def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...])
 def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
     """Return the other values for a field, ascending, rounded as printed.
 
-    Examples
-    --------
     >>> other_values(80, Quantity("units", 1, 1000, integer=True))
     (64, 72, 88, 100)
     >>> other_values(1.38e9, Quantity("Hz", 1, 1e12))
@@ -141,8 +135,6 @@ def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
 def written(value: float) -> str:
     """Return the shortest text from which ``--set`` reads exactly this value.
 
-    Examples
-    --------
     >>> written(660800000000.0), written(88), written(2**40), written(0.8), written(1 / 3)
     ('6.608e+11', '88', '1099511627776', '0.8', '0.3333333333333333')
     """

@@ -44,7 +44,6 @@ def lines_of(s: Section, width: int = WIDTH) -> list[str]:
 
 
 def _table(s: Section, width: int) -> list[str]:
-    """Return a table as lines, with the widest columns wrapped to fit."""
     rows = [s.header, *s.rows]
     widths = [max(len(r[n]) for r in rows) for n in range(len(s.header))]
     over = sum(widths) + 2 * (len(widths) - 1) - width

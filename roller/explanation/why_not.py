@@ -85,11 +85,9 @@ class WhyNot:
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
-        """Return the comparison for a notebook."""
         return html(why_sections(self))
 
     def __str__(self) -> str:
-        """Return the verdict and its reason on one line each."""
         if self.seconds is None or self.chosen_s is None:
             return f"illegal: {self.reason}"
         times = f"{quantity(self.seconds, 's')} against {quantity(self.chosen_s, 's')} ({self.percent:+.2f} %)"
@@ -166,7 +164,6 @@ def _priced(
 
 
 def _differences(own: Estimate, other: Estimate) -> tuple[Difference, ...]:
-    """Return the terms in which two estimates differ: times first, by descending difference."""
     names = list(dict.fromkeys([*own.terms, *other.terms]))
     found = [Difference(n, own.terms.get(n, 0.0), other.terms.get(n, 0.0), _unit(n)) for n in names]
     found = [d for d in found if d.own != d.other]

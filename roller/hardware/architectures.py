@@ -18,8 +18,6 @@ _OWN_MATRIX = {90: "wgmma", 100: "tcgen05", 101: "tcgen05", 103: "tcgen05"}
 def cuda_architecture(arch: str) -> int:
     """Return the number of a CUDA architecture, or 0 for another name.
 
-    Examples
-    --------
     >>> cuda_architecture("sm_90a"), cuda_architecture("gfx906")
     (90, 0)
     """
@@ -30,8 +28,6 @@ def cuda_architecture(arch: str) -> int:
 def has_async_copies(arch: str) -> bool:
     """Whether kernels for the architecture use asynchronous copies into the scratchpad.
 
-    Examples
-    --------
     >>> has_async_copies("sm_80"), has_async_copies("sm_70"), has_async_copies("gfx90a")
     (True, False, False)
     """
@@ -41,8 +37,6 @@ def has_async_copies(arch: str) -> bool:
 def has_nan_extrema(arch: str) -> bool:
     """Whether the architecture has float32 maximum and minimum instructions that propagate NaN.
 
-    Examples
-    --------
     >>> has_nan_extrema("sm_80"), has_nan_extrema("sm_75"), has_nan_extrema("gfx90a")
     (True, False, False)
     """
@@ -52,8 +46,6 @@ def has_nan_extrema(arch: str) -> bool:
 def own_matrix_family(arch: str) -> str:
     """Return the architecture-specific matrix instructions needed for peak throughput, or ``""``.
 
-    Examples
-    --------
     >>> own_matrix_family("sm_90"), own_matrix_family("sm_100"), own_matrix_family("sm_89")
     ('wgmma', 'tcgen05', '')
     """

@@ -11,8 +11,6 @@ _SECTIONS, _BANDWIDTH = ("compute.", "execution."), ".bandwidth_"
 def is_calibrated(spec: DeviceSpec) -> bool:
     """Whether ``roller probe`` measured rates of the specification on this very device.
 
-    Examples
-    --------
     >>> from dataclasses import replace
     >>> from roller.hardware import load_spec
     >>> published = load_spec("a100")

@@ -27,8 +27,6 @@ class Capacity:
     def text(self) -> str:
         """The capacity and its origin, in words.
 
-        Examples
-        --------
         >>> from roller.hardware import load_spec
         >>> capacity_of(load_spec("rtx3090")).text
         'drivers report 23.69 to 23.7 GiB'
@@ -47,8 +45,6 @@ class Capacity:
 def capacity_of(spec: DeviceSpec) -> Capacity:
     """Return the capacity of the device memory that holds tensors between kernels.
 
-    Examples
-    --------
     >>> from roller.hardware import load_spec
     >>> f"{capacity_of(load_spec('h100')).bytes / 2**30:.2f} GiB"
     '79.11 GiB'

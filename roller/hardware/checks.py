@@ -1,7 +1,4 @@
-"""Checks of typed numbers and keys in specifications.
-
-Each error names the file and the dotted path, what was expected, what was found, and what to write instead.
-"""
+"""Checks of typed numbers and keys in specifications."""
 
 from __future__ import annotations
 

@@ -80,7 +80,6 @@ def _check_powers(where: str, spec: DeviceSpec) -> None:
 
 
 def _check_gpu(where: str, spec: DeviceSpec) -> None:
-    """Refuse values that no GPU has."""
     rates = spec.compute.ops_per_cycle_per_unit
     threads = spec.limits.threads_per_block
     least, most = _GPU_LANES
@@ -116,8 +115,6 @@ def check_file(where: str, spec: DeviceSpec) -> None:
 def suspicions(spec: DeviceSpec) -> tuple[str, ...]:
     """Return warnings about possible but rare values, path first; most are values in a wrong unit.
 
-    Examples
-    --------
     >>> from roller.hardware import load_spec
     >>> suspicions(load_spec("v100"))
     ()

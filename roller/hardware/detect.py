@@ -1,8 +1,4 @@
-"""Detects this machine as a DeviceSpec: a CPU profile overlaid with detected, then with probed numbers.
-
-Detection only reads ``/proc/cpuinfo``, ``/sys``, the process's affinity and control group; values it cannot find keep
-the profile's assumption. Golden tests use the profiles, because every machine gives another spec.
-"""
+"""Detects this machine as a DeviceSpec: a CPU profile overlaid with detected, then with probed numbers."""
 
 from __future__ import annotations
 
@@ -66,8 +62,6 @@ class CpuInfo:
 def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSpec:
     """Return the specification of this machine's CPU, named ``cpu``.
 
-    Examples
-    --------
     >>> detect_cpu().kind
     'cpu'
     """
@@ -188,7 +182,6 @@ def _detect(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
 
 
 def _fingerprint(info: CpuInfo, machine: str, spec: DeviceSpec) -> str:
-    """Return the machine's fingerprint: model, cores, cache sizes and code generation target."""
     caches = ", ".join(f"{x.name} {x.capacity_bytes}" for x in spec.memory_layers if x.name in ("l1", "l2", "l3"))
     return f"{info.model or info.part or machine}; {spec.units} cores; {caches} bytes; {spec.target['mcpu']}"
 
@@ -216,8 +209,6 @@ def read_cpuinfo(root: Path) -> CpuInfo:
 def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
     """Return the matching profile and the processor name for code generation.
 
-    Examples
-    --------
     >>> match_profile("x86_64", CpuInfo(flags=frozenset(_AVX2)))
     ('cpu-avx2', 'x86-64-v3')
     """
@@ -308,7 +299,6 @@ def _affinity() -> tuple[int, ...]:
 
 
 def _read(path: Path) -> str:
-    """Return a small file's text, or an empty string where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

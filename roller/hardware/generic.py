@@ -1,7 +1,4 @@
-"""Generic CPU profiles for instruction sets without a shipped profile, where a probe starts.
-
-Every number is an assumption about recent out-of-order cores, in cycles and lanes; detection and probes replace it.
-"""
+"""Generic CPU profiles for instruction sets without a shipped profile, where a probe starts."""
 
 from __future__ import annotations
 
@@ -128,8 +125,6 @@ memory_layers:
 def generic_profile(name: str) -> DeviceSpec:
     """Return the assumed one-core profile of an instruction set.
 
-    Examples
-    --------
     >>> spec = generic_profile("cpu-avx2")
     >>> spec.teu.lanes, spec.limits.usable_vector_registers
     (8, 13)

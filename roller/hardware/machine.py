@@ -1,8 +1,4 @@
-"""Location of the probed profile of this machine.
-
-``roller probe cpu`` writes a complete specification named after a fingerprint; detection overlays its measured values.
-Another machine, or the same one with fewer cores, has another fingerprint.
-"""
+"""Location of the probed profile of this machine."""
 
 from __future__ import annotations
 
@@ -18,8 +14,6 @@ VARIABLE = "ROLLER_PROFILE_DIR"
 def profile_folder() -> Path:
     """Return the folder of probed profiles without creating it: ``ROLLER_PROFILE_DIR``, else the user's data folder.
 
-    Examples
-    --------
     >>> import os; os.environ["ROLLER_PROFILE_DIR"] = "/tmp/profiles"
     >>> str(profile_folder())
     '/tmp/profiles'

@@ -46,7 +46,6 @@ def _is_error(path: str) -> bool:
 
 
 def _checked(where: str, overrides: Mapping[str, float], known: Mapping[str, Quantity]) -> dict[str, float]:
-    """Return the override values after checking path, type and range."""
     if not isinstance(overrides, Mapping):
         raise SpecError(f"{where}: overrides: expected a mapping from paths to numbers, got {shown(overrides)}.")
     numbers = dict[str, float]()
@@ -75,7 +74,6 @@ def _other_kinds(base: DeviceSpec, by_hand: Mapping[str, float]) -> dict[str, fl
 
 
 def _with_numbers(spec: DeviceSpec, numbers: Mapping[str, float]) -> DeviceSpec:
-    """Return the spec with the numbers replaced and checked for consistency."""
     for path, given in numbers.items():
         head, _, rest = path.partition(".")
         if head == "memory_layers":

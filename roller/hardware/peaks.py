@@ -13,8 +13,6 @@ _PIPES = ("group_matrix", "matrix", "dot", "fma")
 def peak_flops_per_s(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:
     """Return the peak multiply-add rate (FLOP/s) of a dtype and its instruction class, or ``None``.
 
-    Examples
-    --------
     >>> from roller.hardware import load_spec
     >>> peak, pipe = peak_flops_per_s(load_spec("h200"), "float16")
     >>> f"{peak / 1e12:.0f} TFLOP/s", pipe

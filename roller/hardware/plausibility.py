@@ -1,7 +1,4 @@
-"""Warnings about numbers that no similar device has: mostly a factor of a thousand, or a rate unlike its own note.
-
-Nothing here refuses a device. Each line names the suspicious figure and the figure it was compared with.
-"""
+"""Warnings about numbers that no similar device has: mostly a factor of a thousand, or a rate unlike its own note."""
 
 from __future__ import annotations
 
@@ -135,7 +132,6 @@ def _amounts(spec: DeviceSpec) -> Iterator[str]:
 
 
 def _sizes(spec: DeviceSpec) -> Iterator[str]:
-    """Yield warnings about implausible sizes of memory, transactions and reservations."""
     home = spec.home
     if home.capacity_bytes > _MOST_MEMORY:
         most = bytes_text(_MOST_MEMORY)
@@ -185,7 +181,6 @@ def _balance(spec: DeviceSpec) -> Iterator[str]:
 
 
 def _of_one_teu(spec: DeviceSpec, layer: MemoryLayer) -> Iterator[str]:
-    """Yield a warning where the bandwidth per TEU contradicts the bandwidth of the layer."""
     each, whole, teu = layer.bandwidth_per_teu_bytes_per_s, layer.bandwidth_bytes_per_s, spec.teu.name
     if each is None:
         return
@@ -202,7 +197,6 @@ def _of_one_teu(spec: DeviceSpec, layer: MemoryLayer) -> Iterator[str]:
 
 
 def _of_the_board(spec: DeviceSpec) -> Iterator[str]:
-    """Yield warnings about powers and energies that contradict each other."""
     power = spec.power_w
     if power is None:
         return

@@ -1,7 +1,4 @@
-"""Finds, parses and checks the YAML files of device specifications in ``hardware_specs/``.
-
-A parsed file is cached for the life of the process and read again only when it changes.
-"""
+"""Finds, parses and checks the YAML files of device specifications in ``hardware_specs/``."""
 
 from __future__ import annotations
 
@@ -74,8 +71,6 @@ def read_spec(name_or_path: str) -> DeviceSpec:
 def spec_path(name_or_path: str) -> Path:
     """Return the file of a shipped name or path.
 
-    Examples
-    --------
     >>> spec_path("V100").name
     'v100.yaml'
     """
@@ -280,7 +275,6 @@ def _layer(where: str, data: Mapping[str, Any], kind: str, sources: dict[str, st
 
 
 def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
-    """Return the target as sorted key-value pairs."""
     if not isinstance(data, Mapping) or not all(isinstance(v, str) for v in data.values()):
         raise fail(where, "target", f"expected text values such as {{language: cuda, arch: sm_70}}, got {shown(data)}.")
     language = data.get("language")
@@ -295,7 +289,6 @@ def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
 
 
 def _check_rate_name(where: str, path: str, name: str) -> None:
-    """Refuse a rate of an unknown instruction class or dtype."""
     operation, dot, dtype = str(name).partition(".")
     classes = (*OPERATION_CLASSES, *OPTIONAL_CLASSES)
     if operation not in classes:

@@ -1,7 +1,4 @@
-"""Sections of a device specification: frozen classes whose field metadata give units and ranges.
-
-The metadata is the whole schema for the reader and for overrides.
-"""
+"""Sections of a device specification: frozen classes whose field metadata give units and ranges."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""DeviceSpec: all numbers that construction and the performance model use for a device, in SI base units.
-
-One class describes all kinds of devices; code above reads the numbers and never asks which device it is.
-"""
+"""DeviceSpec: all numbers that construction and the performance model use for a device, in SI base units."""
 
 from __future__ import annotations
 
@@ -130,17 +127,14 @@ class DeviceSpec:
     base: DeviceSpec | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        """Return the name and size on one line; :meth:`values` has every number."""
         return one_line("DeviceSpec", f"{self.name}: {self.units} {self.traits.unit}", self.description)
 
     def _repr_html_(self) -> str:
-        """Return every number with its unit and source as a table for a notebook."""
         known = settable(self)
         rows = ((k, f"{v:.6g}", known[k].unit, self.sources.get(k, "override")) for k, v in self.values().items())
         return html_table(f"{self.name}: {self.description}", ("field", "value", "unit", "source"), rows)
 
     def __hash__(self) -> int:
-        """Hash by content; cached, because specs key the caches of construction."""
         return hash(self.content_key)
 
     @cached_property

@@ -22,8 +22,6 @@ class Written:
 def written(data: Mapping[str, Any]) -> tuple[Written, ...]:
     """Return every number of a parsed file.
 
-    Examples
-    --------
     >>> layers = [{"name": "l2", "latency_s": {"assumed": 1.0e-7}}]
     >>> [(x.path, x.values) for x in written({"units": {"datasheet": 80, "note": "SMs"}, "memory_layers": layers})]
     [('units', (('datasheet', 80),)), ('memory_layers.l2.latency_s', (('assumed', 1e-07),))]

@@ -1,8 +1,4 @@
-"""Blocked channels (``NCHW<b>c``): shape ``[N, ceil(C / b), H, W, b]``, and its transforms.
-
-Vectors run along channels, so odd widths waste no lanes. The elements beyond ``C`` in the last block, its *tail*, are
-zeros in every output of :func:`to_blocked`, convolutions and pooling; :func:`from_blocked` drops them.
-"""
+"""Blocked channels (``NCHW<b>c``): shape ``[N, ceil(C / b), H, W, b]``, and its transforms."""
 
 from __future__ import annotations
 

@@ -122,7 +122,6 @@ def _blocked(
     where: str, source: Blocks, out: Blocks, groups: int, n: int, over: Windows, t: Types,
     epilogue: Sequence[str] | str, kernel_layout: str,
 ) -> TensorExpr:  # fmt: skip
-    """Return the convolution of blocked channels: 5-D tensors with plain weights."""
     outer, inner, blocks, positions = _blocked_source(where, source, out, groups)
     cg = source.channels // groups
     x = t.load("X", (axis_index("n"), outer, *over.index, inner), over.guard)

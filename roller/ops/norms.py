@@ -105,7 +105,6 @@ def rms_norm(
 def _rows(
     where: str, shape: Sequence[int] | int, eps: float, dtype: str, acc_dtype: str | None, out_dtype: str | None
 ) -> Rows:
-    """Return the rows along the last dimension, which axis ``k`` iterates."""
     dims = dimensions(where, shape)
     t = types(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)

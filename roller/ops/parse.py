@@ -106,7 +106,6 @@ def _literal(name: str, argument: str, node: ast.expr, takes_text: bool) -> Any:
 
 
 def _checked(name: str, function: Any, values: dict[str, Any]) -> TensorExpr:
-    """Call the operator and turn a ``TypeError`` about a literal into an ExprError."""
     try:
         expr: TensorExpr = function(**values)
         return expr

@@ -129,7 +129,6 @@ def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int, argu
 
 
 def _check_positions(where: str, dtype: str, count: int) -> None:
-    """Refuse an output dtype that cannot represent every position of ``count`` elements."""
     if "int" not in dtype or np.iinfo(dtype).max < count - 1:
         raise ExprError(f"{where}: argument 'out_dtype': expected an integer dtype that holds positions up to "
                         f"{count - 1}, got '{dtype}'. Pass out_dtype='int64'.")  # fmt: skip

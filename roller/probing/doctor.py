@@ -70,7 +70,6 @@ class Explanation:
         return self.value / self.fitted - 1
 
     def __str__(self) -> str:
-        """Return the suspected error on one line."""
         side = "high" if self.too_high > 0 else "low"
         return (
             f"{self.field} looks {abs(self.too_high):.0%} {side}: {self.value:.4g} in the spec, {self.fitted:.4g} fits "
@@ -94,7 +93,6 @@ class Diagnosis:
     tried: tuple[Explanation, ...] = ()
 
     def __repr__(self) -> str:
-        """Return the device and the finding on one line."""
         return one_line("Diagnosis", f"{self.device}: {self.finding or self.reason}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,7 +183,6 @@ def _fitting(observations: Sequence[Observation], spec: DeviceSpec) -> _Data:
 
 
 def _fits(data: _Data, spec: DeviceSpec, r: Floats) -> list[_Fit]:
-    """Return the fits of all fields, best first."""
     base = data.measured - r
     found = []
     for step in field_steps(spec):
@@ -213,7 +210,6 @@ def _fitted(data: _Data, step: FieldStep, change: float, slope: Floats, r: Float
 
 
 def _median(sorted_values: Floats, weights: Floats) -> float:
-    """Return the weighted median of sorted values; 0 without weight."""
     total = np.cumsum(weights)
     if not len(total) or total[-1] <= 0:
         return 0.0
@@ -251,7 +247,6 @@ def _explanation(fit: _Fit, data: _Data) -> Explanation:
 def _verdict(
     fits: Sequence[_Fit], before: Floats, tried: Sequence[Explanation], r: Floats
 ) -> tuple[Explanation | None, str]:
-    """Return the field to name, or the reason for none."""
     if fits and abs(tried[0].too_high) >= LARGE and _explains(fits[0], before):
         if not _is_plausible(tried[0]):
             return None, _beyond_belief(r)
@@ -281,7 +276,6 @@ def _verdict(
 
 
 def _beyond_belief(r: Floats) -> str:
-    """Return the message for times that no wrong number explains."""
     return (
         f"cannot tell: measured times are {math.exp(float(np.median(r))):.3g} times the predicted ones in the median, "
         f"and no number of the spec within a factor of {PLAUSIBLE:g} explains that. They look disturbed, or measured "
@@ -294,7 +288,6 @@ def _is_plausible(e: Explanation) -> bool:
 
 
 def _explains(fit: _Fit, before: Floats) -> bool:
-    """Whether a field significantly explains enough of the residuals of its dependent operators."""
     mine = fit.depends >= MATTERS
     if mine.sum() < DEPENDENT:
         return False
@@ -312,7 +305,6 @@ def _rivals(best: _Fit, other: _Fit, before: Floats) -> bool:
 
 
 def _deviations(gains: Floats) -> float:
-    """Return the mean of per-operator gains in standard deviations of that mean."""
     deviation = float(gains.std(ddof=1)) / math.sqrt(len(gains))
     mean = float(gains.mean())
     if deviation <= 1e-12:

@@ -1,8 +1,4 @@
-"""Writes measured values into specification YAML without changing other values.
-
-The file is edited as text at the parser's positions, so that comments, order and notes survive; the result is parsed
-and compared before an atomic write.
-"""
+"""Writes measured values into specification YAML without changing other values."""
 
 from __future__ import annotations
 
@@ -32,8 +28,6 @@ _CLOCKS = {"clock_hz": "clock_hz.boost", "sustained_clock_hz": "clock_hz.sustain
 def with_measured(text: str, found: Mapping[str, Measured], stamp: str, where: str = "the specification") -> str:
     """Return a specification's YAML with measured values inserted.
 
-    Examples
-    --------
     >>> from roller.hardware import spec_folder
     >>> text = (spec_folder() / "v100.yaml").read_text()
     >>> text = with_measured(text, {"units": Measured(79, 0.0, 1)}, "probed 2026-05-01 by roller probe")
@@ -118,7 +112,6 @@ def _find(root: yaml.MappingNode, path: str) -> tuple[yaml.MappingNode, yaml.Map
 
 
 def _clocks_apart(root: yaml.MappingNode) -> bool:
-    """Whether the file has separate boost and sustained clocks."""
     clock = next(v for k, v in root.value if k.value == "clock_hz")
     return not _is_number(clock)
 
@@ -144,8 +137,6 @@ def _added(text: str, section: yaml.MappingNode, entry: str) -> str:
 def _number(value: float, integer: bool) -> str:
     """Return a number with a measurement's digits in a form that YAML 1.1 parses as a number.
 
-    Examples
-    --------
     >>> _number(4.2134e11, False), _number(31.98, False), _number(64.0, True), _number(2e-9, False)
     ('4.213e+11', '31.98', '64', '2.0e-9')
     """
@@ -158,7 +149,6 @@ def _number(value: float, integer: bool) -> str:
 
 
 def _exact(value: float) -> str:
-    """Return a number that parses back to the same value."""
     if isinstance(value, int):
         return str(value)
     text = repr(value)

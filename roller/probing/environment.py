@@ -51,8 +51,6 @@ def environment(release: str) -> dict[str, Any]:
 def private(text: str) -> str:
     """Return the text with the user's home folder replaced by ``~``.
 
-    Examples
-    --------
     >>> private(str(Path.home() / ".cache/roller")).startswith("~")
     True
     """

@@ -24,24 +24,13 @@ MIN_KEPT = 3
 class Measured:
     """A value with its spread.
 
-    Parameters
-    ----------
-    value
-        Value in the unit of the spec field, or in seconds before conversion.
-    spread
-        ``(max - min) / median`` of the windows kept.
-    samples
-        Number of all windows.
-
-    Examples
-    --------
     >>> Measured(2.0e-3, 0.01, 40).rate(1.0e6).value
     500000000.0
     """
 
-    value: float
-    spread: float
-    samples: int
+    value: float  #: Value in the unit of the spec field, or in seconds before conversion
+    spread: float  #: ``(max - min) / median`` of the windows kept
+    samples: int  #: Number of all windows
 
     def times(self, factor: float) -> Measured:
         """Return the value multiplied by a factor."""
@@ -65,8 +54,6 @@ class Measured:
 def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
     """Return the robust value of repeated windows of the same work.
 
-    Examples
-    --------
     >>> best_of([1.0, 1.01, 1.02, 1.0, 9.0, 1.3, 1.5, 1.2]).value
     1.0
     """
@@ -80,8 +67,6 @@ def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
 def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
     """Return the median of the rounds that count: the best ones, or the closest majority if ``better`` is 0.
 
-    Examples
-    --------
     >>> agreed([Measured(v, 0.01, 9) for v in (1.0, 3.0, 1.02, 1.01, 0.5)])
     Measured(value=1.01, spread=0.01980198019801982, samples=45)
     >>> agreed([Measured(v, 0.01, 9) for v in (100, 71, 72, 101, 70)], better=1).value
@@ -102,8 +87,6 @@ def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
 def split_by_spread(found: Mapping[str, Measured]) -> tuple[dict[str, Measured], dict[str, str]]:
     """Return the values that may be written, and the reasons against the others.
 
-    Examples
-    --------
     >>> fine, refused = split_by_spread({"a": Measured(1.0, 0.02, 9), "b": Measured(1.0, 0.4, 9)})
     >>> list(fine), refused["b"]
     (['a'], 'spread 40 % of 9 windows, at most 15 % may be written. Repeat on a quieter machine.')

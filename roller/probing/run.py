@@ -30,8 +30,6 @@ _OTHERS, _MACHINE = "disturbed: ", "this machine"
 def _better(path: str) -> int:
     """Return 1 where disturbances lower the field, -1 where they raise it, 0 for neither.
 
-    Examples
-    --------
     >>> [_better(p) for p in ("execution.launch_s", "clock_hz", "execution.fork_s", "memory_layers.l1.tlb_entries")]
     [-1, 1, 0, 0]
     """

@@ -28,8 +28,6 @@ THIS_MACHINE = "cpu"
 def device_name(given: str) -> str:
     """Return the canonical name of a device (``CPU`` becomes ``cpu``); spec names and paths are unchanged.
 
-    Examples
-    --------
     >>> [device_name(n) for n in ("CPU", "Cuda:0", "null:Mine.yaml", "H100")]
     ['cpu', 'cuda:0', 'null:Mine.yaml', 'H100']
     """
@@ -42,8 +40,6 @@ def device_name(given: str) -> str:
 def target_of_language(language: object, where: str, error: type[RollerError] = BuildError) -> Target:
     """Return the target of a kernel language, or raise.
 
-    Examples
-    --------
     >>> target_of_language("hip", "mi50").first_device
     'rocm:0'
     """
@@ -66,8 +62,6 @@ def expect_language(
 ) -> None:  # fmt: skip
     """Refuse an artifact whose language is not among ``expected``.
 
-    Examples
-    --------
     >>> expect_language("hip", LANGUAGES, "example", BuildError, "")
     """
     known = tuple(expected)
@@ -79,8 +73,6 @@ def expect_language(
 def pretends(device: str) -> bool:
     """Whether times measured on the device, or on devices with this prefix, are only predictions.
 
-    Examples
-    --------
     >>> pretends("null:v100"), pretends("cuda:0"), pretends("")
     (True, False, False)
     """

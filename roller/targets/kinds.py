@@ -1,7 +1,4 @@
-"""Kinds of devices and their properties: code decides by a property, never by the kind's name.
-
-A kind is a row here and a folder of its name in ``templates/`` and in ``probing/``.
-"""
+"""Kinds of devices and their properties: code decides by a property, never by the kind's name."""
 
 from __future__ import annotations
 
@@ -16,49 +13,24 @@ from roller.targets.lazy import module
 class DeviceKind:
     """Properties common to all devices of a kind.
 
-    Parameters
-    ----------
-    layers
-        Memory layers, fastest first.
-    unit
-        Plural noun for its units, for people.
-    discrete
-        Whether the device has its own memory: arrays and weights are copied there; kernels are launched, checked in a
-        separate process, cross-compiled and shipped in bundles. Else kernels are functions on the caller's arrays.
-    blocks
-        Whether a kernel is a grid of thread blocks; else it is the tasks of a loop.
-    simd
-        Whether a unit executes vectors of one thread and is one TEU; else lanes are threads.
-    scratchpad
-        Layer into which kernels copy reused data; empty where caches hold it.
-    keeps_caches
-        Whether caches keep their contents from one kernel to the next.
-    value_align_bytes
-        Alignment of a value stored inside another one: the widest access.
-    resource
-        Resource name of Dask workers that measure kernels for such devices.
-    home
-        Layer that stores tensors between kernels, and from which kernels load tiles.
-    exchanges
-        Whether units read only their own scratchpad, filled by exchange in words that may be smaller than an element.
-
-    Examples
-    --------
     >>> GPU.scratchpad, CPU.discrete
     ('shared', False)
     """
 
     name: str
-    layers: tuple[str, ...]
-    unit: str
+    layers: tuple[str, ...]  #: Memory layers, fastest first
+    unit: str  #: Plural noun for its units, for people
+    #: Whether the device has its own memory: arrays and weights are copied there; kernels are launched, checked in a
+    #: separate process, cross-compiled and shipped in bundles. Else kernels are functions on the caller's arrays.
     discrete: bool
-    blocks: bool
-    simd: bool
-    scratchpad: str
-    keeps_caches: bool
-    value_align_bytes: int
-    resource: str
-    home: str
+    blocks: bool  #: Whether a kernel is a grid of thread blocks; else it is the tasks of a loop
+    simd: bool  #: Whether a unit executes vectors of one thread and is one TEU; else lanes are threads
+    scratchpad: str  #: Layer into which kernels copy reused data; empty where caches hold it
+    keeps_caches: bool  #: Whether caches keep their contents from one kernel to the next
+    value_align_bytes: int  #: Alignment of a value stored inside another one: the widest access
+    resource: str  #: Resource name of Dask workers that measure kernels for such devices
+    home: str  #: Layer that stores tensors between kernels, and from which kernels load tiles
+    #: Whether units read only their own scratchpad, filled by exchange in words that may be smaller than an element.
     exchanges: bool = False
 
     def module_for(self, package: str, name: str = "") -> ModuleType:

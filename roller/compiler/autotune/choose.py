@@ -57,7 +57,6 @@ def fastest(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKer
 
 
 def _best(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """Return the fastest candidate, and the reason for doubt where some times were disturbed."""
     # Times under different disturbances cannot be compared: with no undisturbed time the best prediction wins.
     measured = [c for c in timed if c.status != DOUBTFUL]
     doubtful = [c for c in timed if c.status == DOUBTFUL]

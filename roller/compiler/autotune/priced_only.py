@@ -13,8 +13,6 @@ from roller.perf.unit_notes import takes
 def compiled_spec(expression: TensorExpr, spec: DeviceSpec) -> DeviceSpec:
     """Return the device with only emitted instructions, and warn where predictions use others.
 
-    Examples
-    --------
     >>> import roller
     >>> spec = roller.load_spec("v100")
     >>> compiled_spec(roller.ops.matmul(64, 64, 64), spec) is spec

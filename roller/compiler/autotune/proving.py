@@ -1,7 +1,4 @@
-"""Proves kernels for absent devices on the emulator.
-
-A proof is stored in the artifact's ``build`` and travels with it, so that a kernel is proved once.
-"""
+"""Proves kernels for absent devices on the emulator."""
 
 from __future__ import annotations
 
@@ -75,8 +72,6 @@ def prove(
 ) -> Verdict:
     """Prove a kernel on the emulator within a time budget.
 
-    Examples
-    --------
     >>> import roller
     >>> kernel = roller.compile(roller.ops.matmul(64, 64, 64), device="v100", top_k=1, cache=False)
     >>> prove(kernel.artifact).proved
@@ -147,8 +142,6 @@ def _together(known: Sequence[str], notes: Sequence[str]) -> Verdict:
 def _inner(proved: str) -> str:
     """Return the detail in a text about a proof.
 
-    Examples
-    --------
     >>> _inner("emulated: 8 of 9 blocks"), _inner("not proved (too large)")
     ('8 of 9 blocks', 'too large')
     """

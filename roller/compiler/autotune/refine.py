@@ -94,5 +94,4 @@ def _duel(
 
 
 def _sure_s(record: Record) -> float | None:
-    """Return the undisturbed seconds of a record, or ``None``."""
     return None if record.status == DOUBTFUL else record.measured_s

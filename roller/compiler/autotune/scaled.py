@@ -1,8 +1,4 @@
-"""Proves a kernel too large to emulate by one of the same structure with smaller extents.
-
-The same program is lowered for fewer tiles (:mod:`roller.tile.smaller`). Both sources must be equal except for numbers;
-differing lines are counted and reported.
-"""
+"""Proves a kernel too large to emulate by one of the same structure with smaller extents."""
 
 from __future__ import annotations
 
@@ -39,7 +35,6 @@ class Scaled:
         return not self.differing
 
     def __str__(self) -> str:
-        """Return the extents."""
         extents = " ".join(f"{a.name}={a.extent}" for a in self.artifact.program.axes)
         but = "" if self.same else f" ({self.differing} of {self.lines} lines differ)"
         return f"scaled to {extents}{but}"
@@ -68,8 +63,6 @@ def scaled(artifact: KernelArtifact, lower: Lower) -> Scaled | None:
 def skeleton(source: str) -> list[str]:
     """Return the lines of a source without numbers; shifts and masks become divisions.
 
-    Examples
-    --------
     >>> skeleton("A[(x >> 5) + 64]") == skeleton("A[(x / 3) + 192]")
     True
     """

@@ -32,8 +32,6 @@ class Box:
     def whole(self, sizes: Sizes) -> dict[str, int]:
         """Return the sizes together with all derived sizes.
 
-        Examples
-        --------
         >>> from roller.core.formulas import Atom
         >>> Box({"h": (1, 9)}, {"half": Formula(0, ((1, (Atom(("h",), "ceil", 2),)),))}).whole({"h": 5})
         {'h': 5, 'half': 3}
@@ -57,8 +55,6 @@ class Box:
     def told(self) -> Box:
         """The box for reading models, which must contain distinct sizes above 1.
 
-        Examples
-        --------
         >>> Box({"batch": (1, 2), "rows": (1, 5)}).told.ends
         {'batch': (1, 3), 'rows': (1, 5)}
         """

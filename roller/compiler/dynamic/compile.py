@@ -82,7 +82,6 @@ def compile_varying(
 
 
 def _check_device(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> None:
-    """Refuse devices without support for ranges."""
     if not here and not spec.traits.blocks:
         raise RollerError(
             f"shapes: expected this machine's processor (device='cpu') or a GPU, got {spec.name}. "
@@ -130,7 +129,6 @@ def _compiled(
 def _chosen(
     varies: Range, right: Mapping[int, Variant], times: _Times, reasons: Sequence[str]
 ) -> tuple[list[int], np.ndarray]:
-    """Return the kernels to keep, and for every extent the position of its kernel among them."""
     every = np.arange(varies.low, varies.high + 1)
     whole = np.stack([_everywhere(n, v.family.rows, times, every) for n, v in right.items()])
     weighed = np.unique(np.geomspace(varies.low, varies.high, _WEIGHED).round().astype(int)) - varies.low
@@ -146,7 +144,6 @@ def _chosen(
 
 
 def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[list[Variant], list[str]]:
-    """Return the kernels of families, built in parallel, and the reasons of failures."""
     from roller.runtime.build_pool import build_all
     from roller.templates.cpu.emit.llvm import lower_for
 

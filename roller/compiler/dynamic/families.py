@@ -90,8 +90,6 @@ class Family:
 def samples(low: int, high: int, first: int = _FIRST, further: int = _FURTHER) -> tuple[int, ...]:
     """Return extents from least to largest: the first ones singly, then a geometric series.
 
-    Examples
-    --------
     >>> samples(1, 4096, 4, 5)
     (1, 2, 3, 4, 16, 64, 256, 1024, 4096)
     """
@@ -137,7 +135,6 @@ def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tupl
 def _programs(
     expr: TensorExpr, varies: Range, extent: int, spec: DeviceSpec, options: ConstructOptions
 ) -> Sequence[RProgram]:
-    """Return the best programs at an extent whose templates can leave it open."""
     constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
     names = {a for _, a in varies.size.axes}
     batches = [

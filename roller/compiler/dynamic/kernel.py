@@ -207,7 +207,6 @@ class VaryingKernel(CompiledKernel):
         return self.variants[int(self._table[extent - self.varies.low])]
 
     def _prepared(self, extent: int) -> CpuKernel:
-        """Return a callable for an extent, cached."""
         variant = self._variant(extent)
         with self._loading:
             found = self._ready.get(extent)
@@ -221,7 +220,6 @@ class VaryingKernel(CompiledKernel):
         return found
 
     def __repr__(self) -> str:
-        """Return operator, range and number of kernels on one line."""
         v = self.varies
         what = f"{v.expr.name} with {v.size.name} from {v.low} to {v.high} on {self.spec.name}"
         return one_line("VaryingKernel", f"{what}: {counted(len(self.variants), 'kernel')}")

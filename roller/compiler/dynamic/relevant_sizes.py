@@ -1,8 +1,4 @@
-"""The sizes an expression depends on: fewer than the model's, where it contains only their product.
-
-Products in a transformer have ``batch * sequence`` rows: their kernels depend on one size, not two, and all pairs with
-the same product share the results.
-"""
+"""The sizes an expression depends on: fewer than the model's, where it contains only their product."""
 
 from __future__ import annotations
 
@@ -50,7 +46,6 @@ def relevant_sizes(expr: SymbolicExpr, points: Sequence[Sizes], box: Box, option
 def _grouped(
     forms: Sequence[SymbolicExpr], points: Sequence[Sizes], box: Box, groups: Sequence[tuple[str, ...]]
 ) -> RelevantSizes:
-    """Return an expression in terms of products of sizes."""
     formulas: dict[str, Formula] = {}
     for g in groups:
         name = "_".join(g)

@@ -75,7 +75,6 @@ def _one_kind(program: SymbolicProgram, box: Box, spec: DeviceSpec) -> list[Any]
 def _compiled(
     program: SymbolicProgram, expression: SymbolicExpr, spec: DeviceSpec, group: Sequence[Any], fitter: Fitter
 ) -> KernelArtifact:
-    """Return the artifact of the generalised and compiled code."""
     from roller.templates.cpu.emit.general import generalised, same_pack, size_argument
     from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of
     from roller.templates.cpu.emit.nest import is_parallel
@@ -156,7 +155,6 @@ def _told_apart(
 
 
 def _least(group: Sequence[Any], box: Box) -> dict[str, int]:
-    """Return the least generated value of every size."""
     return {n: min(sizes[n] for sizes, *_ in group) for n in box.ends}
 
 
@@ -171,7 +169,6 @@ def _spread(group: Sequence[Any], program: SymbolicProgram, box: Box) -> bool:
 
 
 def _count(program: SymbolicProgram, box: Box) -> int:
-    """Return the number of sizes a program supports, up to a small limit."""
     if math.prod(high - max(2, low) + 1 for low, high in box.ends.values()) > 4 * _FEWEST:
         return 4 * _FEWEST
     several = itertools.product(*(range(max(2, low), high + 1) for low, high in box.ends.values()))

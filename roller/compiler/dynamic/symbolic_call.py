@@ -188,7 +188,6 @@ class SymbolicRange(CompiledKernel):
         return tuple(found)
 
     def _best_at(self, sizes: Sizes) -> int:
-        """Return the position of the fastest kernel proven correct at the sizes."""
         key = tuple(sizes.values())
         with self._choosing:
             if key not in self._chosen:
@@ -214,7 +213,6 @@ class SymbolicRange(CompiledKernel):
         return self.varies.said(shapes)
 
     def _prepared(self, sizes: Sizes) -> Any:
-        """Return a callable for the sizes, cached."""
         self.expect_reachable()
         with self._choosing:
             row = self._best_at(sizes)
@@ -231,7 +229,6 @@ class SymbolicRange(CompiledKernel):
         return found
 
     def __repr__(self) -> str:
-        """Return operator, ranges and number of kernels on one line."""
         ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.ranges.items())
         what = f"{self.varies.expr.name} with {ends} on {self.spec.name}"
         return one_line("SymbolicRange", f"{what}: {counted(len(self.judged), 'kernel')}")

@@ -208,7 +208,6 @@ def _divided(node: Any, tensor: str = "") -> Iterator[str]:
 
 
 def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return tiles rounded up to multiples of the faster layer's tile."""
     out, above = [], (1,) * len(tiles[0][1])
     for layer, tile in tiles:
         above = tuple(-(-t // a) * a for t, a in zip(tile, above, strict=True))

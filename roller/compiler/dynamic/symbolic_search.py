@@ -1,7 +1,4 @@
-"""Searches a few kernels of an expression for all sizes: constructs, prices, builds, checks and times programs.
-
-Operators and models share this search and differ only in :class:`Effort`.
-"""
+"""Searches a few kernels of an expression for all sizes: constructs, prices, builds, checks and times programs."""
 
 from __future__ import annotations
 
@@ -216,7 +213,6 @@ def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Eff
 
 
 def _check(s: Search, rows: Sequence[int], seed: int) -> None:
-    """Check kernels at their least sizes and in between, and drop wrong ones."""
     from roller.runtime.cpu_profile import Bench
 
     # Only a smoke test: every call proves its kernel at its own sizes (symbolic_proof).
@@ -270,7 +266,6 @@ def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, 
 
 
 def _near(s: Search, column: int) -> list[int]:
-    """Return the kernels predicted nearly as fast as the fastest at a place."""
     sizes = s.places[column]
     usable = [r for r, k in s.built.items() if k.takes(sizes) and math.isfinite(s.costs[r, column])]
     least = min((s.costs[r, column] for r in usable), default=0.0)

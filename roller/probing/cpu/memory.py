@@ -21,7 +21,6 @@ _UNIT = 1024
 
 
 def _per_core(layer: MemoryLayer, session: CpuSession) -> int:
-    """Return the bytes of a cache available to each core when all are active."""
     return layer.capacity_bytes // (1 if layer.scope == "unit" else session.cores)
 
 
@@ -235,8 +234,6 @@ def overlap(session: CpuSession) -> Finding:
 def _over(memory: float, alone: float, both: float) -> float:
     """Return ``1 / b`` of ``both = longest * (1 - rho^(b+1)) / (1 - rho^b)``, or 0 if all is hidden.
 
-    Examples
-    --------
     >>> round(_over(1.0, 1.0, 1.25), 3), _over(1.0, 0.9, 0.99)
     (0.25, 0.0)
     """

@@ -71,7 +71,6 @@ def launch(session: CpuSession) -> Finding:
 
 
 def _windows(session: CpuSession, run: Callable[[], None]) -> Measured:
-    """Time windows of calls from this thread, as a caller would make them."""
     for _ in range(200):
         run()
     start = time.perf_counter()

@@ -42,7 +42,6 @@ def clock(session: CpuSession) -> Finding:
 
 
 def _per_cycle(session: CpuSession, kernel: str, operations: float) -> Measured:
-    """Return operations per cycle and core with all cores active."""
     return session.seconds(kernel, session.blocks("small", 8192), 8192, session.cores).rate(
         operations / session.clock_hz
     )

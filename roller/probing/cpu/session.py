@@ -30,8 +30,6 @@ _TIMEOUT_S = 120.0
 def native_flags(machine: str | None = None) -> tuple[str, ...]:
     """Return the C compiler flags for all vector instructions of this CPU.
 
-    Examples
-    --------
     >>> native_flags("aarch64")
     ('-mcpu=native',)
     """
@@ -150,7 +148,6 @@ class CpuSession:
     def _fitting(
         self, kernel: str, data: Sequence[int], size: int, march: tuple[int, int], where: Sequence[int]
     ) -> int:
-        """Return the number of repetitions that fills a window."""
         count = 1
         while True:
             taken = min(self._drive(kernel, count, data, size, march, where, 3, 0.02))

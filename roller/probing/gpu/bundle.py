@@ -33,8 +33,6 @@ _PLANS: tuple[Callable[[DeviceSpec], ProbePlan | None], ...] = (
 def plans(spec: DeviceSpec) -> tuple[ProbePlan, ...]:
     """Return the plans of all GPU probes in order of execution.
 
-    Examples
-    --------
     >>> from roller.hardware import load_spec
     >>> [p.name for p in plans(load_spec("k80"))][:4]
     ['tiles', 'rates', 'shared', 'latency']

@@ -46,8 +46,6 @@ _MATRIX_DTYPES = ("float16", "bfloat16", "int8")
 def conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int:
     """Return the maximum words per bank that a TEU's lanes access, with 4-byte words ``stride`` apart.
 
-    Examples
-    --------
     >>> [conflict_degree(s, 32, 32, 4) for s in (1, 2, 3, 32, 33)]
     [1, 2, 1, 32, 1]
     >>> conflict_degree(2, 32, 32, 8)
@@ -195,7 +193,6 @@ def _class_and_dtype(name: str) -> tuple[str, str]:
 
 
 def _turns(timed: Mapping[str, Timed]) -> float | None:
-    """Return the time of mixed multiply-adds and integer instructions relative to running them in sequence."""
     names = ("issue_integer full", "add full", "integer full")
     if not set(names) <= set(timed):
         return None

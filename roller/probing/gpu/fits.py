@@ -26,8 +26,6 @@ _CLEARER = 1.4
 def fit(model: Callable[[Array], Array], start: Sequence[float], samples: int) -> list[Measured]:
     """Minimise the sum of squares of ``model`` over positive constants (Levenberg-Marquardt in their logarithms).
 
-    Examples
-    --------
     >>> x = np.arange(1.0, 6.0)
     >>> [m] = fit(lambda c: np.log(c[0] * x) - np.log(3.0 * x), [1.0], 5)
     >>> round(m.value, 6), m.spread < 1e-6
@@ -95,8 +93,6 @@ def fit_steps(
 def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
     """Return the hypothesis whose counts are proportional to the times.
 
-    Examples
-    --------
     >>> choose(np.array([1.0, 1.02, 2.01]), {32: np.array([1, 1, 2]), 64: np.array([1, 1, 1])}, "transaction")
     32
     """
@@ -115,8 +111,6 @@ def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
 def edge(sizes: Array, seconds: Array) -> float:
     """Return the size at which the time is half-way, in logarithms, between its two levels.
 
-    Examples
-    --------
     >>> round(edge(np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.0, 4.0, 4.0])), 2)
     2.83
     """

@@ -117,7 +117,6 @@ def steps_of(timed: list[Timed]) -> np.ndarray:
 
 
 def _region(size_bytes: float) -> int:
-    """Return the 16-byte vectors of a region, a multiple of four block widths."""
     return max(1, round(size_bytes / 16 / (4 * _BLOCK))) * 4 * _BLOCK
 
 
@@ -157,8 +156,6 @@ def l2(session: GpuSession) -> Finding:
 def transactions_of(run: int, offset: int, size: int) -> int:
     """Return the number of transactions of ``size`` bytes that a run of bytes touches.
 
-    Examples
-    --------
     >>> transactions_of(32, 0, 32), transactions_of(32, 16, 32), transactions_of(4, 0, 64)
     (1, 2, 1)
     """

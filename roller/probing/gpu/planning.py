@@ -76,8 +76,6 @@ def full_grid(spec: DeviceSpec, block: int) -> int:
 def powers(low: int, high: int) -> tuple[int, ...]:
     """Return the powers of two from ``low`` up to ``high``, and ``high`` itself.
 
-    Examples
-    --------
     >>> powers(4, 20)
     (4, 8, 16, 20)
     """

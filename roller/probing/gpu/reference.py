@@ -1,7 +1,4 @@
-"""NumPy references of the probe kernels, which prove that the timed work was done.
-
-One function per family of kernels, written from the header's text and not from the kernel.
-"""
+"""NumPy references of the probe kernels, which prove that the timed work was done."""
 
 from __future__ import annotations
 

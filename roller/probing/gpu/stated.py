@@ -1,8 +1,4 @@
-"""Compares the driver's numbers with a specification.
-
-A device of a known architecture starts from the nearest specification; one of an unknown architecture from that of the
-nearest older one in its language, whose features it has too.
-"""
+"""Compares the driver's numbers with a specification."""
 
 from __future__ import annotations
 
@@ -57,8 +53,6 @@ def _of_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSp
 def _number(arch: str) -> int:
     """Return an architecture's number; AMD's last two digits may be hexadecimal.
 
-    Examples
-    --------
     >>> _number("sm_89"), _number("gfx90a") - _number("gfx906")
     (89, 4)
     """

@@ -1,8 +1,4 @@
-"""Compiles a dynamic operator for a GPU to few kernels, chosen by prediction.
-
-The best programs over the ranges are generated at many sizes; codes that differ only in numbers become one kernel. The
-fewest near-best kernels with code for every sampled size are kept.
-"""
+"""Compiles a dynamic operator for a GPU to few kernels, chosen by prediction."""
 
 from __future__ import annotations
 
@@ -129,7 +125,6 @@ def _offered(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[GpuPro
 
 
 def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions) -> Search:
-    """Construct programs at sample sizes over the ranges, and price each at all of them."""
     places = q.own.box.compared(_PLACES)
     several, found = constructed(q, places, spec, options, _EACH, _offered)
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
@@ -195,7 +190,6 @@ def _covering(codes: _Codes) -> list[PricedKernel]:
 
 
 def _chosen(codes: _Codes, rows: Sequence[int]) -> list[PricedKernel]:
-    """Return the fewest near-best kernels with code for all sample sizes."""
     s = codes.s
     while True:
         kinds = codes.kinds(rows)
@@ -216,7 +210,6 @@ def _chosen(codes: _Codes, rows: Sequence[int]) -> list[PricedKernel]:
 
 
 def _some(places: Sequence[Sizes], count: int) -> list[Sizes]:
-    """Return some of many sizes, small to large."""
     ordered = sorted(places, key=lambda p: math.prod(p.values()))
     if len(ordered) <= count:
         return ordered
@@ -224,7 +217,6 @@ def _some(places: Sequence[Sizes], count: int) -> list[Sizes]:
 
 
 def _look_at(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
-    """Price programs at further sizes."""
     known = {tuple(p.values()) for p in s.places}
     more = [p for key, p in {tuple(p.values()): p for p in places}.items() if key not in known]
     if not more:
@@ -236,7 +228,6 @@ def _look_at(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
 
 
 def _only(s: Search, places: Sequence[Sizes]) -> None:
-    """Restrict the sample sizes to the given ones."""
     wanted = {tuple(p.values()) for p in places}
     columns = [n for n, p in enumerate(s.places) if tuple(p.values()) in wanted]
     s.places, s.costs, s.best = [s.places[n] for n in columns], s.costs[:, columns], s.best[columns]
