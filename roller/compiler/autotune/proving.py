@@ -151,13 +151,7 @@ def _inner(proved: str) -> str:
 
 
 class Share:
-    """Proves kernels one after another within a common budget.
-
-    Parameters
-    ----------
-    seconds
-        Processor seconds for all kernels, including g++.
-    """
+    """Proves kernels one after another within ``seconds`` of processor time for all, including g++."""
 
     def __init__(self, seconds: float, lower: Lower | None = None) -> None:
         self.seconds, self._lower, self._spent_s = seconds, lower, 0.0

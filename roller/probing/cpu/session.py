@@ -58,17 +58,7 @@ def build(sources: Sequence[Path], target: Path, flags: Sequence[str] = ()) -> P
 
 
 class CpuSession:
-    """A measurement session on this machine's CPU; a context manager that frees its memory.
-
-    Parameters
-    ----------
-    spec
-        The specification so far: cores, capacities, lanes.
-    windows
-        Windows per measurement.
-    budget_s
-        Time after which a measurement stops early.
-    """
+    """A measurement session on this CPU, with ``windows`` per measurement and at most ``budget_s`` seconds each."""
 
     def __init__(self, spec: DeviceSpec, windows: int = 40, budget_s: float = 0.06) -> None:
         self.spec, self.windows, self.budget_s = spec, windows, budget_s

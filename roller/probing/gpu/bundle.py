@@ -102,13 +102,7 @@ def session_of_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
 
 
 class DeviceSession(GpuSession):
-    """A session on a local device; a context manager that ends the device process.
-
-    Parameters
-    ----------
-    describe
-        Returns the initial specification for the device's properties.
-    """
+    """A session on a local device, ended on exit; ``describe`` returns the specification to start from."""
 
     def __init__(self, handle: DeviceHandle, describe: Callable[[DeviceProperties], DeviceSpec]) -> None:
         self._runner = PlanRunner(handle)

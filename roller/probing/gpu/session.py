@@ -41,15 +41,7 @@ class Timed:
 
 
 class GpuSession:
-    """State of the probes of one GPU.
-
-    Parameters
-    ----------
-    spec
-        The specification before probing.
-    source
-        Returns a plan's results by case: runs the plan, or looks it up.
-    """
+    """State of the probes of one GPU; ``source`` runs a plan, or looks up its results by case."""
 
     def __init__(self, spec: DeviceSpec, source: Callable[[ProbePlan], Results]) -> None:
         self.spec = spec
