@@ -29,7 +29,7 @@ _TO_SPARE = 2
 
 
 class _Terms(Sequence[tuple[Atom, ...]]):
-    """Products of atoms as positions ``at`` (products, factors): there are tens of thousands, and few become objects."""
+    """Products of atoms as positions ``at`` (products, factors): tens of thousands, of which few become objects."""
 
     def __init__(self, atoms: Sequence[Atom], at: np.ndarray) -> None:
         self.atoms, self.at = tuple(atoms), at
