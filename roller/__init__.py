@@ -1,6 +1,6 @@
 """roller: a construction-based tensor compiler.
 
-Importing this module loads neither TVM nor any stage: public names arrive when they are first used.
+Importing this module loads neither TVM nor any stage; public names are loaded on first use.
 
 Examples
 --------

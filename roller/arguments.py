@@ -1,4 +1,4 @@
-"""What ``compile``, ``construct`` and ``predict`` accept, checked and made into what they work with."""
+"""Checks and converts the arguments of ``compile``, ``construct`` and ``predict``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def expression_of(expr: Any) -> TensorExpr:
-    """Return a TensorExpr, or what is read from TVM TE tensors or a PrimFunc."""
+    """Return a TensorExpr, read from TVM TE tensors or a PrimFunc where needed."""
     read = expr if isinstance(expr, TensorExpr) else _read(expr)
     check_arithmetic(read)
     return read
@@ -40,7 +40,7 @@ def _read(expr: Any) -> TensorExpr:
 
 
 def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) -> tuple[DeviceSpec, DeviceHandle | None]:
-    """Return the spec to construct for, and the device to run on where one of this machine was named."""
+    """Return the specification to construct for, and the device to run on if one of this machine was named."""
     from roller.backends.child import resolve
     from roller.backends.devices import is_reachable
 
@@ -71,7 +71,7 @@ def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
 
 
 def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | None) -> ConstructOptions:
-    """Return the options with ``top_k`` in place where it is given."""
+    """Return the options with ``top_k`` replaced where given."""
     chosen = ConstructOptions() if options is None else options
     if not isinstance(chosen, ConstructOptions):
         raise RollerError(
@@ -83,8 +83,8 @@ def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | 
 def constants_of(
     constants: Mapping[str, Any] | None, expression: TensorExpr, options: ConstructOptions
 ) -> tuple[ConstructOptions, tuple[Constant, ...]]:
-    """Return the options that name the constants, and their values by position; values are copied."""
-    from roller.artifact import Constant  # what construction and prediction never need
+    """Return the options with the names of the constants, and copies of their values by position."""
+    from roller.artifact import Constant  # not needed by construction and prediction
 
     if constants is not None and not isinstance(constants, Mapping):
         raise RollerError(
@@ -109,7 +109,6 @@ def constants_of(
 
 
 def _bytes(value: Any, tensor: Tensor) -> bytes:
-    """Return the elements of an array in row-major order, its shape and dtype checked."""
     where = f"constants: '{tensor.name}'"
     array: np.ndarray = value
     if not isinstance(value, np.ndarray):

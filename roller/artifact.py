@@ -1,9 +1,7 @@
-"""KernelArtifact: everything needed to build, launch and explain one kernel, without TVM.
+"""KernelArtifact: everything needed to build, launch and explain one kernel without TVM.
 
-An artifact is one JSON document, followed by the bytes of its constants where it holds any: launches (source, entry,
-grid, block), arguments with their roles, the target, the program and the estimate it was chosen for, the user's own
-expression (the oracle travels with the kernel) and, where it was built, the binary. Readable by any later version; a
-newer format is refused with a clear error.
+An artifact file is a JSON document, followed by the bytes of its constants if any. Later versions read earlier formats;
+a newer format is refused.
 """
 
 from __future__ import annotations
@@ -27,19 +25,19 @@ from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.tile import RProgram
 
 FORMAT_VERSION = 3
-#: Files that need no field of a later format are written in this one, for earlier readers: 1 has no constants; 2 has
-#: them within the JSON; 3 is a file whose JSON is followed by their bytes.
+#: Oldest formats, written where sufficient, for earlier readers: 1 has no constants; 2 has
+#: them within the JSON; in format 3 their bytes follow the JSON.
 _FIRST_FORMAT, _INNER_FORMAT = 1, 2
-#: How a file of format 3 begins, before the length of its JSON (8 bytes, little-endian).
+#: Magic number of format 3; the length of the JSON follows (8 bytes, little-endian).
 _MAGIC = b"roller kernel\n"
 _LENGTH_BYTES = 8
-#: Constants begin at multiples of it in a file.
+#: Alignment of constants in a file.
 _ALIGN_BYTES = 64
-#: Role of an argument that is passed by value.
+#: Role of arguments passed by value.
 NUMBER = "number"
-#: Where ``build`` says why the measured time is doubtful; absent where it was measured undisturbed.
+#: Key of ``build`` for the reason why the measured time is doubtful; absent if it was undisturbed.
 DOUBT = "doubt"
-#: Where ``build`` says why the candidates, whose times are right, could not be ranked; absent where they were.
+#: Key of ``build`` for the reason why valid times could not rank the candidates; absent if they did.
 TIED = "tied"
 
 
@@ -47,9 +45,9 @@ TIED = "tied"
 class Argument:
     """A kernel argument: name, role, shape in elements, dtype.
 
-    ``shape`` is the shape the *kernel* sees (axes may be fused); it holds as many elements, in the same
-    order, as the tensor of the user's expression, so arrays are viewed, never copied. A ``"number"`` is passed by value
-    to a GPU's kernel whose sizes vary from call to call; its shape holds the value.
+    ``shape`` is the shape that the *kernel* sees (axes may be fused), with the same elements in the same order as the
+    tensor of the user's expression, so arrays are viewed, never copied. A ``"number"`` is passed by value to a GPU
+    kernel with variable sizes; its shape holds the value.
     """
 
     name: str
@@ -59,12 +57,12 @@ class Argument:
 
     @classmethod
     def of_number(cls, name: str, value: int) -> Argument:
-        """Return a number that a kernel takes by value, 32 bits wide."""
+        """Return an argument that is passed by value, 32 bits wide."""
         return cls(name, NUMBER, (value,), "int32")
 
     @property
     def number(self) -> int | None:
-        """Its value, where it is passed by value."""
+        """Value of an argument that is passed by value, else ``None``."""
         return self.shape[0] if self.role == NUMBER else None
 
 
@@ -80,24 +78,16 @@ class Launch:
     dynamic_shared_bytes: int = 0
 
     def __repr__(self) -> str:
-        """Entry and sizes on one line."""
         return one_line("Launch", f"{self.entry} on {self.grid} blocks of {self.block}", f"{len(self.source):,} bytes")
 
 
 @dataclass(frozen=True)
 class Constant:
-    """An input whose values do not change from call to call, so that no caller passes it.
+    """An input whose values are the same in every call, so that callers do not pass it."""
 
-    Parameters
-    ----------
-    position
-        Which input of the expression it is, in call order.
-    values
-        Its elements in row-major order as the kernel takes them (bfloat16 as bits); ``None`` where the caller holds
-        them, as in the kernel cache: one kernel serves all values.
-    """
-
-    position: int
+    position: int  #: Index among the expression's inputs, in call order
+    #: Elements in row-major order as the kernel reads them (bfloat16 as bits); ``None`` where the caller holds them, as
+    #: in the kernel cache, where one kernel serves all values.
     values: bytes | None = field(default=None, repr=False)
 
 
@@ -108,30 +98,30 @@ class KernelArtifact:
     Parameters
     ----------
     language
-        ``"cuda"``, ``"hip"`` or ``"llvm"`` (a CPU library): decides which backend builds and launches it.
+        ``"cuda"``, ``"hip"`` or ``"llvm"`` (a CPU library); selects the backend that builds and launches it.
     target
-        What the backend needs to build it: ``{"arch": "sm_70"}``, ``{"mcpu": "...", "cores": 2}``.
+        Build target: ``{"arch": "sm_70"}``, ``{"mcpu": "...", "cores": 2}``.
     device
-        Name of the DeviceSpec the program was constructed for.
+        Name of the DeviceSpec that the program was constructed for.
     expression
-        The user's expression: argument shapes and the float64 reference.
+        The user's expression, which gives argument shapes and the float64 reference.
     program
         The rProgram.
     launches, arguments
-        See :class:`Launch`, :class:`Argument`; inputs (the constant ones too) are in call order, then outputs, then
+        See :class:`Launch`, :class:`Argument`; inputs (including constants) are in call order, then outputs, then
         workspace, panels and numbers.
     estimate
-        The prediction as plain data (seconds, bottleneck, terms); labelled predicted wherever shown.
+        The prediction as plain data (seconds, bottleneck, terms).
     binary
         Built image (CPU shared library, cubin or AMD code object), or ``None``.
     build
-        What the compiler reported: registers, spill bytes, static scratchpad bytes, seconds.
+        Results of the compiler: registers, spill bytes, static scratchpad bytes, seconds.
     measured_s
-        Median measured seconds per call where it was timed.
+        Median measured seconds per call, if timed.
     constants
-        Inputs that are constant; see :class:`Constant`.
+        Constant inputs; see :class:`Constant`.
     prepare
-        What packs constants into panels, once, when the kernel is loaded; ``None`` where nothing is to pack.
+        Launch that packs constants into panels once, when the kernel is loaded; ``None`` without packing.
     """
 
     language: str
@@ -149,28 +139,27 @@ class KernelArtifact:
     prepare: Launch | None = None
 
     def __repr__(self) -> str:
-        """Operator, device and what it carries on one line."""
         built = "not built" if self.binary is None else f"{len(self.binary):,} bytes of code"
         return one_line("KernelArtifact", f"{self.expression.name} for {self.device} ({self.language})", built)
 
     @property
     def doubt(self) -> str:
-        """Why the measured time may be wrong, and the choice with it; empty where nothing disturbed it."""
+        """Reason why the measured time, and the choice by it, may be wrong; empty if undisturbed."""
         return str(self.build.get(DOUBT, ""))
 
     @property
     def tied(self) -> str:
-        """Why the candidates could not be ranked by their times, which are right; empty where they were."""
+        """Reason why the candidates could not be ranked by their valid times; empty if they were."""
         return str(self.build.get(TIED, ""))
 
     @property
     def inputs(self) -> tuple[Argument, ...]:
-        """Arguments of the expression's inputs in call order, constant ones included."""
+        """Arguments for the expression's inputs in call order, including constants."""
         return tuple(a for a in self.arguments if a.role == "input")
 
     @property
     def outputs(self) -> tuple[Argument, ...]:
-        """Arguments the kernel writes for the caller."""
+        """Arguments that the kernel writes for the caller."""
         return tuple(a for a in self.arguments if a.role == "output")
 
     @property
@@ -179,11 +168,11 @@ class KernelArtifact:
         return "\n".join(dict.fromkeys(launch.source for launch in self.launches))
 
     def with_binary(self, binary: bytes, **build: Any) -> KernelArtifact:
-        """Return a copy that carries the built image and what the build reported."""
+        """Return a copy with the built image and the results of the build."""
         return replace(self, binary=binary, build={**self.build, **build})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data with a checksum over the rest."""
+        """Return JSON-ready data with a checksum."""
         body = {
             "format_version": _INNER_FORMAT if self.constants else _FIRST_FORMAT,
             "language": self.language,
@@ -205,12 +194,12 @@ class KernelArtifact:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], where: str = "artifact") -> KernelArtifact:
-        """Rebuild an artifact; ``where`` names the file in errors.
+        """Return the artifact of JSON data; ``where`` names the file in errors.
 
         Raises
         ------
         ArtifactError
-            Where the data are of a newer format, damaged, or incomplete.
+            If the data are of a newer format, damaged, or incomplete.
         """
         version = data.get("format_version") if isinstance(data, dict) else None
         if not isinstance(version, int) or isinstance(version, bool):
@@ -246,15 +235,15 @@ class KernelArtifact:
             raise ArtifactError(text) from err
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the artifact as JSON, and behind it the bytes of constants; the file appears whole or not at all.
+        """Write the artifact atomically: JSON, followed by the bytes of constants.
 
         Raises
         ------
         ArtifactError
-            Where the path cannot be written.
+            If the path cannot be written.
         """
         target = path_of(path, "path", error=ArtifactError)
-        parts = self._parts()  # before anything is written
+        parts = self._parts()  # errors here come before the file is created
         try:
             with whole_file(target) as file:
                 for part in parts:
@@ -264,7 +253,7 @@ class KernelArtifact:
         return target
 
     def _parts(self) -> list[bytes]:
-        """Return the file, piece by piece; without values it is JSON alone, which every version reads."""
+        """Return the parts of the file; without constants they are JSON alone, which every version reads."""
         if all(c.values is None for c in self.constants):
             return [json.dumps(self.to_dict()).encode()]
         bare = replace(self, constants=tuple(replace(c, values=None) for c in self.constants))
@@ -287,7 +276,7 @@ class KernelArtifact:
         Raises
         ------
         ArtifactError
-            Where the file is missing, damaged or of a newer format.
+            If the file is missing, damaged or of a newer format.
         """
         file, where = path_of(path, "path", error=ArtifactError), str(path)
         try:
@@ -301,7 +290,6 @@ class KernelArtifact:
 
     @classmethod
     def _with_values(cls, data: memoryview, where: str) -> KernelArtifact:
-        """Rebuild an artifact whose constants follow its JSON."""
         start = len(_MAGIC) + _LENGTH_BYTES
         size = int.from_bytes(data[len(_MAGIC) : start], "little")
         body = _json_of(bytes(data[start : start + size]).decode("utf-8"), where)
@@ -319,7 +307,7 @@ def _padding(size: int) -> bytes:
 
 
 def _values_of(data: memoryview, position: int, rows: Sequence[Any]) -> Iterator[bytes | None]:
-    """Yield the constants that follow each other from a position of a file, by their sizes and checksums."""
+    """Yield the constants from a position of a file on, verified by size and checksum."""
     for row in rows:
         if row is None:
             yield None

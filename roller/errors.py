@@ -1,8 +1,4 @@
-"""The error tree of roller, and the did-you-mean helper every message uses.
-
-A message reads ``where: expected X, got Y. Remedy.``; errors are values a user acts on, so each
-class says which stage refused and none carries a traceback of TVM inside its text.
-"""
+"""The error tree of roller, and helpers for messages."""
 
 from __future__ import annotations
 
@@ -12,26 +8,24 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-#: Characters of one word (a name, a path, a number) an error repeats, and characters of a whole message.
+#: Maximum characters of one repeated word (a name, a path, a number), and of a whole message.
 _MOST_WORD, _MOST_MESSAGE = 512, 8192
-#: What a message repeats of what it was given: words, and lines in quotes.
+#: Parts of a message that repeat user input: long words, and quoted lines.
 _REPEATED = (re.compile(rf"\S{{{_MOST_WORD + 1},}}"), re.compile(rf"(?<!\w)'[^'\n]{{{_MOST_WORD - 1},}}'"))
-#: Digits of an integer an error repeats; Python refuses to print thousands.
+#: Maximum digits of a printed integer; Python refuses to print thousands.
 _MOST_DIGITS = 40
-#: Characters of a value that an error repeats.
+#: Maximum characters of a printed value.
 _MOST_SHOWN = 400
 
 
-#: What a terminal takes for an order, what turns the direction of a text, and what no terminal's encoding has.
+#: Terminal control characters, bidirectional controls, and surrogates, which no terminal can encode.
 _UNPRINTABLE = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
 
 
 def printable(text: str) -> str:
-    r"""Return a text that a terminal shows and does not obey: control characters as their escapes, lines as they are.
-
-    Names come from files of strangers, and may hold sequences that clear the screen, set its title or its clipboard.
+    r"""Return text with control characters escaped, so that a terminal does not obey it; line ends are kept.
 
     Examples
     --------
@@ -42,9 +36,7 @@ def printable(text: str) -> str:
 
 
 def bounded(text: str) -> str:
-    """Return a message of bounded length: what is left out of the middle of words, and of the whole, is counted.
-
-    Errors repeat what they were given, and that may be a megabyte.
+    """Return a message of bounded length; omitted characters within words and in the middle are counted.
 
     Examples
     --------
@@ -59,7 +51,7 @@ def bounded(text: str) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Keep the start and the end, where a remedy stands."""
+    """Keep the start and the end, which holds the remedy."""
     if len(text) <= most:
         return text
     tail = most // 4
@@ -67,7 +59,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 class _Shown(reprlib.Repr):
-    """Prints values of any size and depth in a line: what is too long, too deep or too wide is left out."""
+    """Formats values of any size and depth on one line, with omissions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,23 +68,23 @@ class _Shown(reprlib.Repr):
         self.maxstring = self.maxother = _MOST_SHOWN
 
     def repr1(self, x: Any, level: int) -> str:
-        """Return a value at a depth; what cannot be printed by its type, since that is its author's code."""
+        """Return a value's text at a depth, or its type where its own ``repr`` fails."""
         try:
             return super().repr1(x, level)
         except Exception:  # noqa: BLE001 - its author's code, or a number within it: the error is said all the same
             return f"a {type(x).__name__}"
 
     def repr_int(self, x: int, level: int) -> str:
-        """Return an integer; Python refuses to print thousands of digits."""
+        """Return an integer, or its size in bits where Python refuses to print it."""
         return f"an integer of {x.bit_length()} bits" if abs(x) >= 10**_MOST_DIGITS else repr(x)
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Return any other value in one line: NumPy prints arrays in many."""
+        """Return any other value on one line; NumPy prints arrays on several."""
         return _shortened(" ".join(repr(x).split()), _MOST_SHOWN)
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)`` for an error, in a line of bounded length.
+    """Return ``repr(value)`` for an error, on a line of bounded length.
 
     Examples
     --------
@@ -102,19 +94,19 @@ def shown(value: object) -> str:
     return _shortened(_Shown().repr(value), _MOST_SHOWN)
 
 
-#: What taking plain data apart may end in where they are not what was written; what numbers make of it aside.
+#: Exceptions of unpacking malformed plain data, apart from those of invalid numbers.
 MALFORMED = (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 class RollerError(Exception):
-    """Base of every error roller raises on purpose; its message is :func:`printable` and :func:`bounded`."""
+    """Base of all errors that roller raises on purpose; messages are :func:`printable` and :func:`bounded`."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(bounded(printable(a)) if isinstance(a, str) else a for a in args))
 
 
 class ExprError(RollerError, ValueError):
-    """A tensor expression is malformed, symbolic, data-dependent or out of the supported family."""
+    """A tensor expression is malformed, symbolic, data-dependent or outside the supported family."""
 
 
 class SpecError(RollerError, ValueError):
@@ -126,18 +118,18 @@ class TileError(RollerError, ValueError):
 
 
 class BuildError(RollerError, RuntimeError):
-    """A candidate could not be lowered or built; carries the compiler's own text."""
+    """A candidate could not be lowered or built; the message contains the compiler's output."""
 
 
 class NoCandidateError(RollerError, RuntimeError):
-    """No candidate survived; the reasons are grouped in the message.
+    """No candidate survived; the message groups the reasons.
 
     Parameters
     ----------
     message
-        Why.
+        The reasons.
     wrong
-        Digests of the programs whose kernels compute something else.
+        Digests of the programs whose kernels compute wrong results.
     """
 
     def __init__(self, message: str, wrong: tuple[str, ...] = ()) -> None:
@@ -150,16 +142,16 @@ class ArtifactError(RollerError, ValueError):
 
 
 class ModelError(RollerError, ValueError):
-    """A model is damaged, hostile, or holds what cannot be compiled; lists everything it refuses."""
+    """A model is damaged, hostile, or cannot be compiled; the message lists every refused part."""
 
 
 class UnsupportedError(ModelError):
-    """Nodes of a model cannot be compiled, by whatever means.
+    """Nodes of a model cannot be compiled in any way.
 
     Parameters
     ----------
     message
-        All of them, with a remedy.
+        All nodes, with a remedy.
     model
         Name of the model.
     nodes
@@ -171,19 +163,19 @@ class UnsupportedError(ModelError):
         self.model, self.nodes = model, nodes
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with everything that made it."""
+        """Pickle with all constructor arguments."""
         return type(self), (*self.args, self.model, self.nodes)
 
 
 class RollerWarning(UserWarning):
-    """Something went wrong that roller worked around; the result is right all the same. It is :func:`printable`."""
+    """A problem that roller worked around; the result is correct. The message is :func:`printable`."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(printable(a) if isinstance(a, str) else a for a in args))
 
 
 class LaunchError(RollerError, RuntimeError):
-    """A kernel cannot be run here, or was called with wrong arrays."""
+    """A kernel cannot run here, or was called with wrong arrays."""
 
 
 class EmulationError(RollerError, RuntimeError):
@@ -191,11 +183,11 @@ class EmulationError(RollerError, RuntimeError):
 
 
 class EmulationTimeout(EmulationError):
-    """An emulated kernel did not end in the time it was given; it did nothing wrong so far."""
+    """An emulated kernel exceeded its time limit without any other error."""
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things as people write it.
+    """Return a number with a singular or plural noun.
 
     Examples
     --------
@@ -213,7 +205,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("bandwith", ["bandwidth", "banks"])
     "; did you mean 'bandwidth'?"
     """
-    if not isinstance(name, str) or len(name) > _MOST_WORD:  # whatever a caller passed as one
+    if not isinstance(name, str) or len(name) > _MOST_WORD:  # callers may pass anything
         return ""
     close = difflib.get_close_matches(name, [k for k in known if isinstance(k, str)], n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,4 +1,4 @@
-"""CompiledKernel: what ``compile`` and ``load`` return, callable where its device is at hand."""
+"""CompiledKernel, the callable result of ``compile`` and ``load``."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ Kernel = TypeVar("Kernel", bound="CompiledKernel")
 
 
 class CompiledKernel:
-    """The chosen kernel, and every candidate it was chosen from.
+    """The selected kernel and all candidates.
 
     Parameters
     ----------
     artifact
-        The kernel: sources, launches, program, estimate, the expression it computes.
+        The kernel: sources, launches, program, estimate, expression.
     candidates
-        All candidates with their status, best first, or a function that returns them when they are first looked
-        at; empty for a loaded artifact.
+        All candidates with their status, best first, or a function that returns them on first access; empty for a
+        loaded artifact.
     reachable
-        Whether the device the kernel was compiled for is at hand.
+        Whether the kernel's device is present.
     launcher
-        Makes what runs an artifact; found by the artifact's language when ``None``.
+        Makes an artifact callable; by default chosen by the artifact's language.
     cached_at
-        Seconds since the epoch when it was put into the cache; ``None`` for one that is not from there.
+        Seconds since the epoch when it entered the cache; ``None`` if it does not come from there.
     """
 
     def __init__(
@@ -63,20 +63,18 @@ class CompiledKernel:
         self._lock = threading.Lock()
 
     def __copy__(self: Kernel) -> Kernel:
-        """Return the kernel itself: nobody changes it, and several threads may call it."""
         return self
 
     def __deepcopy__(self: Kernel, memo: Any) -> Kernel:
-        """Return the kernel itself, as :meth:`__copy__` does."""
         return self
 
     def __reduce__(self) -> Any:
-        """Pickle the artifact, and the candidates that are there; what runs it is made anew where it is called.
+        """Pickle the artifact and the known candidates; the launcher is recreated on the first call.
 
         Raises
         ------
         RollerError
-            The kernel is bound to a device (``"cuda:1"``), or takes a range of sizes.
+            If the kernel is bound to a device (``"cuda:1"``), or takes a range of sizes.
         """
         if self._make is not None or type(self) is not CompiledKernel:
             bound = "a range of sizes" if self._make is None else "a device of this process"
@@ -96,60 +94,60 @@ class CompiledKernel:
 
     @property
     def program(self) -> RProgram:
-        """The rProgram of the chosen kernel."""
+        """The rProgram of the selected kernel."""
         return self.artifact.program
 
     @property
     def estimate(self) -> Estimate:
-        """The prediction the program was chosen by."""
+        """The prediction for the program."""
         from roller.perf.estimate import Estimate
 
         return Estimate.from_dict(self.artifact.estimate)
 
     @property
     def source(self) -> str:
-        """Sources of all launches: CUDA C, HIP C++, or TensorIR of a CPU kernel."""
+        """Sources of all launches: CUDA C, HIP C++, or TensorIR for a CPU kernel."""
         return self.artifact.source
 
     @property
     def measured_s(self) -> float | None:
-        """Median measured seconds per call, where it was timed."""
+        """Median measured seconds per call, if timed."""
         return self.artifact.measured_s
 
     @property
     def doubt(self) -> str:
-        """Why the measured time, and the choice, may be wrong; empty where nothing disturbed the timing."""
+        """Reason why the measured time and the choice may be wrong; empty if undisturbed."""
         return self.artifact.doubt
 
     @property
     def ranking_refused(self) -> str:
-        """Why the order of the candidates' times tells nothing: they are doubtful, or too close for a busy machine."""
+        """Reason why the candidates' times give no ranking: doubtful, or too close for a busy machine."""
         return self.artifact.doubt or self.artifact.tied
 
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
-        """Return the kernel with the values of its constant inputs; one kernel serves any."""
+        """Return the kernel with the values of its constant inputs."""
         if not constants:
             return self
         held = replace(self.artifact, constants=constants)
         return CompiledKernel(held, self._candidates, self._reachable, self._make, self.cached_at)
 
     def explain(self, device: str | DeviceSpec | None = None, options: ConstructOptions | None = None) -> Explanation:
-        """Return how the kernel's program was constructed, what its time is made of, and what would lift it.
+        """Return how the kernel's program was constructed, the parts of its predicted time, and what would lift it.
 
         Parameters
         ----------
         device
-            The specification to explain it by: a name, a path or a DeviceSpec; by default that of the name the kernel
-            was compiled for.
+            The specification for the explanation: a name, a path or a DeviceSpec; by default the one that the kernel
+            was compiled for, by name.
         options
-            Those of its construction, where they were not the default ones.
+            The options of its construction, if not the defaults.
 
         Raises
         ------
         SpecError
-            Where no specification has the name the kernel was compiled for.
+            If no specification has the name that the kernel was compiled for.
         TileError
-            Where the program does not fit the device.
+            If the program does not fit the device.
         """
         from roller.explanation.kernels import explain_kernel
 
@@ -165,9 +163,7 @@ class CompiledKernel:
         split_k: int = 1,
         raster: int = 1,
     ) -> WhyNot:
-        """Return what speaks against tiles, or a program, beside that of the kernel.
-
-        The capacity it exceeds, or the term by which it is slower, in numbers.
+        """Return why tiles or a program are worse than the kernel's: a capacity, or the term that makes them slower.
 
         Parameters
         ----------
@@ -181,12 +177,12 @@ class CompiledKernel:
         return why_not_for_kernel(self, tiles, device, fragment, (stages, split_k, raster))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the kernel, and the values of its constants, for :func:`roller.load`.
+        """Write the kernel, with the values of its constants, for :func:`roller.load`.
 
         Raises
         ------
         ArtifactError
-            Where the path cannot be written.
+            If the path cannot be written.
         """
         return self.artifact.save(path)
 
@@ -196,13 +192,12 @@ class CompiledKernel:
         Parameters
         ----------
         *arrays
-            One array per input that is not constant, in call order: NumPy or anything with DLPack, shapes and dtypes
-            as declared. On a GPU CuPy and torch arrays are taken as they are, and the work goes to their current
-            stream.
+            One array per non-constant input, in call order: NumPy or anything with DLPack, in the declared shapes and
+            dtypes. On a GPU, CuPy and torch arrays are used in place, on their current stream.
         out
-            Array (or a tuple of them) to write into; allocated where absent.
+            Output array, or a tuple of them; allocated by default.
         **options
-            What the backend's launcher knows besides: ``stream`` on a GPU.
+            Options of the backend's launcher: ``stream`` on a GPU.
 
         Returns
         -------
@@ -211,12 +206,12 @@ class CompiledKernel:
         Raises
         ------
         LaunchError
-            Where the device is not at hand, or an array does not fit.
+            If the device is absent, or an array does not fit.
         BuildError
-            Where a loaded GPU kernel was saved as source only, and its toolchain is missing or refuses it.
+            If a loaded GPU kernel was saved as source only, and its toolchain is missing or fails.
         """
         launcher = self._launcher
-        if launcher is None:  # the lock of the property is for whoever loads first
+        if launcher is None:  # the property takes a lock for the first load
             launcher = self.launcher
         return launcher(*arrays, out=out, **options)
 
@@ -235,12 +230,12 @@ class CompiledKernel:
         return loaded(self.artifact)
 
     def expect_reachable(self) -> None:
-        """Refuse to run where the device is not at hand.
+        """Refuse to run if the device is absent.
 
         Raises
         ------
         LaunchError
-            Where it is not.
+            If the device is absent.
         """
         artifact = self.artifact
         if not self._reachable:
@@ -251,14 +246,12 @@ class CompiledKernel:
             )
 
     def __repr__(self) -> str:
-        """Operator, device, prediction and measurement on one line."""
         a = self.artifact
         doubtful = " (doubtful)" if a.doubt else ""
         measured = "" if a.measured_s is None else f"measured {seconds_text(a.measured_s)}{doubtful}"
         return one_line("CompiledKernel", f"{a.expression.name} on {a.device}: {self.estimate}", measured)
 
     def _repr_html_(self) -> str:
-        """Candidates, best first, for a notebook."""
         rows = (
             (n, seconds_text(c.estimate.seconds), seconds_text(c.measured_s), c.status, str(c.program))
             for n, c in enumerate(self.candidates, 1)
@@ -268,7 +261,7 @@ class CompiledKernel:
 
 
 def loaded(artifact: KernelArtifact) -> Any:
-    """Return what runs a kernel on its device."""
+    """Return a callable that runs a kernel on its device."""
     target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
-    # One compiled by name where its device was not has its source only, which is built where the device is.
+    # A kernel compiled for an absent device has source only and is built here.
     return target.load(artifact if artifact.binary is not None else target.build(artifact))

@@ -1,8 +1,7 @@
-"""The whole road, top to bottom: expression -> candidates -> kernels -> checked, timed -> the best one.
+"""The whole pipeline: expression -> candidates -> kernels -> checked, timed -> the best one.
 
-This is the one file that names every stage. Construction and prediction import neither TVM nor a
-backend; code generation and the runtime arrive only inside :func:`compile`, and only where the cache has
-no kernel: a warm compile loads neither of them, nor the constructor and its model.
+This file names every stage and imports each where it is needed: construction and prediction load neither TVM nor a
+backend, and a warm compile loads neither code generation nor the constructor.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "CompiledKernel", "ConstructOptions", "compile", "construct", "load", "predict"]
 
-#: Name of the detected processor of this machine: its kernels are built, checked and timed by this process.
+#: Name of this machine's detected CPU, whose kernels are built, checked and timed by this process.
 THIS_CPU = "cpu"
 
 
 def __getattr__(name: str) -> Any:
-    """Load what a stage returns with the stage it belongs to, when it is asked for."""
+    """Load a stage's result type on first use."""
     if name == "Candidate":
         from roller.construction.constructor import Candidate
 
@@ -66,17 +65,17 @@ def construct(
     expr
         A TensorExpr, a list of TVM TE tensors, or a PrimFunc.
     device
-        Name of a spec (``"v100"``), path of a YAML, ``"cpu"`` for this machine, or a DeviceSpec; or a device that is
-        here, ``"cuda:0"`` or ``"rocm:0"``, which takes the spec of its architecture that is nearest.
+        Name of a spec (``"v100"``), path of a YAML, ``"cpu"`` for this machine, or a DeviceSpec; or a local device,
+        ``"cuda:0"`` or ``"rocm:0"``, which gets the nearest spec of its architecture.
     top_k
-        Candidates to return; overrides ``options.top_k``. ``"auto"``: those :func:`compile` would time.
+        Number of candidates to return; overrides ``options.top_k``. ``"auto"``: those that :func:`compile` would time.
     options
         See :class:`ConstructOptions`.
 
     Returns
     -------
     list of Candidate
-        Distinct programs, best estimate first; fewer than asked only where fewer exist.
+        Distinct programs, best estimate first; fewer than requested only if fewer exist.
 
     Examples
     --------
@@ -101,7 +100,7 @@ def predict(
     fragment: str | None = None, stages: int = 1, split_k: int = 1, raster: int = 1, warm: Sequence[str] = (),
     policy: str | None = None,
 ) -> Estimate:  # fmt: skip
-    """Price tiles, or a whole program, that a person names; or the kernel a framework's library would run.
+    """Predict the time of named tiles, of a named program, or of a framework's library kernel.
 
     Parameters
     ----------
@@ -110,24 +109,24 @@ def predict(
     tiles
         Per layer (``register`` and ``shared`` on a GPU, also ``reg``, ``thread`` and ``smem``, ``lds``,
         ``scratchpad``, ``block``; ``register``, ``l1``, ``l2`` on a CPU) the extents by axis name, or a sequence in
-        axis order: of the expression, or of its fused or grouped form (``n*ho*wo``, ``c*kh*kw``). The reduction step
-        is the reduction extent in ``shared``, or stands apart as ``rstep``. An axis left out is 1 in ``register`` and
-        the extent of the layer above elsewhere; extents beyond the tensor are padded; nothing needs to be a
-        multiple of anything.
-        Or the name of a program, as :func:`construct` prints it (``str(candidate.program)``), or the program itself:
-        it then has the price it was constructed with, to the last digit.
+        axis order, for the expression or its fused or grouped form (``n*ho*wo``, ``c*kh*kw``). The reduction step
+        is the reduction extent in ``shared``, or is given as ``rstep``. An omitted axis is 1 in ``register`` and
+        the extent of the layer above elsewhere; extents beyond the tensor are padded; no extent needs to be a
+        multiple of another.
+        Alternatively the name of a program, as :func:`construct` prints it (``str(candidate.program)``), or the
+        program itself, for exactly the estimate of its construction.
     fragment
-        Matrix instruction of the device (``"mma.m16n8k16.f16.f32"``) that computes the tiles, which then must be whole
+        Matrix instruction of the device (``"mma.m16n8k16.f16.f32"``) for the tiles, which must then be whole
         fragments: ``register`` is the tile of its threads together (one fragment along the reduction).
     stages, split_k, raster
-        What tiles do not say, and a name does (:class:`~roller.tile.RProgram`).
+        Mechanisms in addition to tiles; a program's name includes them (:class:`~roller.tile.RProgram`).
     warm
-        GPU: inputs that whatever ran before left in the shared cache (activations). They come from there, where all
-        tensors of the call fit it together; else from DRAM like the others.
+        GPU: inputs that earlier kernels left in the shared cache (activations). They are read from it if all
+        tensors of the call fit into it together, else from DRAM.
     policy
-        GPU: ``"library"`` for the kernel that a framework calls there, alone, with the time of its call;
-        ``"library-graph"`` for the same replayed from a graph (:mod:`roller.templates.common.policy`). Beside ``tiles``
-        (not a program) it says who calls them: the framework's kernel that is known to have these.
+        GPU: ``"library"`` for the kernel of a framework's library, including the time of its call;
+        ``"library-graph"`` for the same replayed from a graph (:mod:`roller.templates.common.policy`). With ``tiles``
+        (not a program), the library kernel with these tiles.
 
     Returns
     -------
@@ -137,7 +136,7 @@ def predict(
     Raises
     ------
     TileError
-        Where a tile or a name is malformed, does not belong to the expression, or exceeds a capacity.
+        If a tile or a name is malformed, does not belong to the expression, or exceeds a capacity.
 
     Examples
     --------
@@ -194,74 +193,74 @@ def compile(
     remeasure: bool = False,
     shapes: Mapping[str, Any] | None = None,
 ) -> CompiledKernel:
-    """Compile an expression for a device, or take the kernel from the cache.
+    """Compile an expression for a device, or return the cached kernel.
 
-    On this machine's processor (``device="cpu"``) the best ``top_k`` candidates are built in parallel, checked
-    against the float64 reference, timed one at a time, and the fastest is returned; likewise on a GPU of this
-    machine (``device="cuda:0"``), in a process of its own. For the name of any other device the candidates are
-    constructed, the best one is lowered to source, and no device is touched. ``device="null:v100"`` pretends: it
-    computes with the reference and measures the estimate with noise, for tests; it is never cached.
+    On this machine's CPU (``device="cpu"``) the best ``top_k`` candidates are built in parallel, checked
+    against the float64 reference and timed one at a time, and the fastest is returned; likewise on a GPU of this
+    machine (``device="cuda:0"``), in a separate process. For the name of any other device the candidates are
+    constructed and the best one is lowered to source without a device. ``device="null:v100"`` simulates one: it
+    computes with the reference and reports the estimate with noise as a measurement, for tests, and is never cached.
 
     Parameters
     ----------
     expr, device, top_k, options
-        As for :func:`construct`. With ``top_k="auto"`` those of the best ten candidates are timed that the model
-        cannot tell from its favourite (their predicted intervals overlap); where there is none, the favourite is built
+        As for :func:`construct`. With ``top_k="auto"`` the model's favourite is timed against those of the best ten
+        candidates whose predicted intervals overlap with its own; if there is none, the favourite is built
         and checked, and nothing is timed.
     constants
-        Values of inputs that do not change from call to call (weights), by name: the kernel is called with the other
-        inputs only, and what of them a CPU kernel packs is packed when it is loaded. They are copied, travel with
-        the kernel when it is saved, and are no part of the cache's key: one kernel serves all values.
+        Values of inputs that are the same in all calls (weights), by name: the kernel is called with the other
+        inputs only, and a CPU kernel packs constants once when it is loaded. They are copied, are saved with
+        the kernel, and are not part of the cache key: one kernel serves all values.
     seed
-        Seed of the random inputs, constant ones too, that candidates are checked and timed with; it is no part of the
-        cache's key.
+        Seed of the random inputs, including constants, for checking and timing; it is not part of the
+        cache key.
     cache
-        Whether the kernel may come from, and goes to, the cache (``roller cache info`` says where). Expressions
-        that differ in nothing but names share a kernel; the axes of its programs are named as they first were.
+        Whether to read and write the kernel cache (``roller cache info`` prints its location). Expressions
+        that differ only in names share a kernel, whose programs keep the axis names of the first.
     deterministic
-        Time nothing: where the device is here the best prediction is built and checked, and the next one taken only
-        where that fails; so every machine and rank that compiles for the same spec has the same program. Name a spec
-        (``"v100"``, a YAML): ``device="cpu"`` is the spec that was detected or probed on this machine, and another
-        machine has another.
+        Whether to choose without timing: the best prediction is built and checked on a local device, and the next one
+        is tried only if that fails, so all machines and ranks get the same program for the same spec. Name a spec
+        (``"v100"``, a YAML): ``device="cpu"`` is the spec detected or probed on this machine, and other machines
+        have other specs.
     refine_s
-        Seconds to search around the fastest candidate, for devices that are here: neighbouring tiles are built, checked
-        and timed against it in turn. Worth it for small operators, where construction leaves something. Off by default.
+        Seconds of local search around the fastest candidate on a local device: neighbouring tiles are built, checked
+        and timed against it. Useful for small operators. Off by default.
     spec
-        Beside a device that is here (``"cuda:0"``) the spec to construct for (a name, a YAML that was probed, or a
+        With a local device (``"cuda:0"``), the spec to construct for (a name, a probed YAML, or a
         DeviceSpec) instead of the shipped one of its architecture.
     prove
-        Run the kernel for a device that is not here on the emulator, which needs g++: a candidate that is wrong, reads
-        or writes out of bounds or lacks a barrier drops out, and the next takes its place. What was run is the
-        candidate's ``proved``: ``"emulated"`` where that was all of it, some blocks of its grid where all take too
-        long. A kernel is proved once; the cache knows.
+        Whether to run the kernel for an absent device on the emulator, which needs g++: a candidate that is wrong,
+        reads or writes out of bounds or lacks a barrier is replaced by the next one. The result is the
+        candidate's ``proved``: ``"emulated"`` if the whole grid ran, or the blocks that ran if all take too
+        long. The cache stores the proof.
     prove_s
-        Seconds a kernel may be run for; 20 by default.
+        Budget of a proof in seconds; 20 by default.
     remeasure
-        Choose and time once more where the cache has the kernel already: it was measured on a machine that has
-        changed, or was busy. A result that is doubtful does not replace one that is not.
+        Whether to choose and time again although the kernel is cached, for example because the machine
+        changed or was busy. A doubtful result does not replace an undisturbed one.
     shapes
-        Axes whose extents vary from call to call: ``{"ho": range(7, 65), "wo": range(7, 65)}``. The kernel is then a
-        :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, on a processor for some ranges of the first
-        dimension alone a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: few kernels cover the ranges. This
-        processor or GPUs; no cache.
+        Dynamic axes with their ranges: ``{"ho": range(7, 65), "wo": range(7, 65)}``. The result is a
+        :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, or on a CPU for some ranges of the first
+        dimension a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: a few kernels cover the ranges. For this
+        CPU and GPUs, without cache.
 
     Returns
     -------
     CompiledKernel
-        Its ``doubt`` says why its time and the choice may be wrong, where other programs disturbed the timing to its
-        end: it is taken from the cache by nobody, the next compilation measures again.
+        Its ``doubt`` gives the reason why its time and the choice may be wrong, if other programs disturbed every
+        timing; the next compilation then measures again.
 
     Raises
     ------
     NoCandidateError
-        Where no candidate survives; the message groups the reasons. It is not cached.
+        If no candidate survives; the message groups the reasons. Failures are not cached.
     LaunchError
-        Where a device named as being here is not; the message says what is missing.
+        If a named local device is absent; the message names the missing part.
     RollerError
-        Where a constant is no input of the expression, or its array does not fit; where ``refine_s`` is asked of a
-        device that is not here, or beside ``deterministic``; where ``prove`` is asked of one that is here.
+        If a constant is not an input of the expression or its array does not fit; if ``refine_s`` is given for an
+        absent device or with ``deterministic``; if ``prove`` is given for a local device.
     EmulationError
-        Where ``prove`` is asked for and there is no g++.
+        If ``prove`` is given and g++ is missing.
     """
     from roller.compiler.autotune import Selection
     from roller.compiler.autotune.proving import is_proved, seconds_of
@@ -295,8 +294,8 @@ def compile(
         return entry_of(fresh[0].artifact, fresh[0].candidates)
 
     key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, chosen.identity(expression) | how.identity())
-    # What runs here must have been checked here, and timed unless that was not wanted; elsewhere a prediction will
-    # do, a measurement is welcome.
+    # A kernel for a local device must have been checked here, and timed unless excluded; for others a prediction
+    # is enough, and a measurement is welcome.
     kept = KernelCache()
     entry = kept.load_or_build(key, build, measured=here, anew=remeasure)
     if prove_for_s and not fresh and not is_proved(entry.artifact, prove_for_s):
@@ -320,12 +319,12 @@ def compile(
 
 
 def load(path: str | os.PathLike[str]) -> CompiledKernel:
-    """Load a saved artifact; nothing is compiled and TVM's compiler is not needed.
+    """Load a saved artifact; nothing is compiled, and TVM's compiler is not needed.
 
     Raises
     ------
     ArtifactError
-        Where the file is missing, damaged or of a newer format.
+        If the file is missing, damaged or of a newer format.
     """
     from roller.artifact import KernelArtifact
     from roller.compiler.compiled_kernel import CompiledKernel
@@ -334,7 +333,7 @@ def load(path: str | os.PathLike[str]) -> CompiledKernel:
 
 
 def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Generate the kernel of one program; the target language of the spec picks the code generator."""
+    """Generate the kernel of a program with the code generator of the spec's language."""
     made: KernelArtifact = target_for(spec).generation().lower_for(program, expression, spec)
     return made
 
@@ -348,10 +347,7 @@ def _compile(
     how: Selection | None = None,
     prove_s: float = 0.0,
 ) -> CompiledKernel:
-    """Construct; where the device is here build, check, and time what has to be; elsewhere lower the best one.
-
-    ``prove_s``: seconds to prove it for, 0 for no proof.
-    """
+    """Construct candidates, then choose on a local device, or lower the best and prove it for ``prove_s`` seconds."""
     from roller.compiler.autotune import Selection, first_lowered, proving
     from roller.compiler.autotune.priced_only import compiled_spec
     from roller.construction.constructor import construct_candidates, target_units
@@ -376,7 +372,7 @@ def _compile_here(
     handle: DeviceHandle | None, expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...],
     options: ConstructOptions, seed: int, how: Selection,
 ) -> CompiledKernel:  # fmt: skip
-    """Choose among candidates on a device of this machine; without ``handle`` it is the processor."""
+    """Choose among candidates on a local device; without ``handle`` it is the CPU."""
     from roller.backends.build import build
     from roller.compiler.autotune import TuningContext, choose
     from roller.compiler.compiled_kernel import CompiledKernel

@@ -1,4 +1,4 @@
-"""Construction: scale-up along the best data reuse score, scale-out over the device, ranking by estimate."""
+"""Construction: grows tiles by data reuse score, scales out over the device, ranks by estimate."""
 
 from roller.templates.common.options import ConstructOptions
 

@@ -1,4 +1,4 @@
-"""Inputs that somebody says are in the shared cache when a kernel starts."""
+"""Checks the inputs that a caller declares to be in the shared cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.hardware import DeviceSpec
 
 
 def warm_inputs(expr: TensorExpr, spec: DeviceSpec, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of inputs that are in the shared cache, checked."""
+    """Return the names of inputs in the shared cache after checking them."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TileError(f"warm: expected a sequence of names of inputs, got {shown(names)}. Write for example ('A',).")
     known = [t.name for t in expr.inputs]

@@ -1,4 +1,4 @@
-"""Capacities of a device that a named program may use up, and the one error that says which one it exceeds."""
+"""Checks named programs against the capacities of a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.tile.program import RProgram
 
 
 def check_block(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
-    """Raise the one clear error where a block exceeds a capacity of the device."""
+    """Raise the error that names the capacity a block exceeds, if any."""
     lim, threads = spec.limits, program.threads_per_block
     if lim.threads_per_block is not None and threads > lim.threads_per_block:
         raise TileError(
@@ -43,7 +43,7 @@ def check_block(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
 
 
 def replace_budget(spec: DeviceSpec) -> DeviceSpec:
-    """Return ``spec`` with usable budgets raised to the hard limits: named tiles may use all there is."""
+    """Return ``spec`` with usable budgets raised to the hard limits, as named tiles may use."""
     if spec.traits.simd:
         limits = replace(spec.limits, usable_vector_registers=spec.limits.vector_registers)
         return replace(spec, limits=limits)

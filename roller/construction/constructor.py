@@ -1,4 +1,4 @@
-"""Candidates: the programs that the templates grow, ranked, laid out and identified. No TVM, no device."""
+"""Constructs candidates: grows programs from templates, ranks, lays out and identifies them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from roller.tile.program import RProgram
 
 @dataclass(frozen=True)
 class Candidate:
-    """One constructed program, its estimate, and what became of it.
+    """A constructed program, its estimate, and the outcome of building and timing it.
 
     Parameters
     ----------
@@ -39,15 +39,15 @@ class Candidate:
     program, estimate
         The rProgram and its prediction.
     status
-        ``"constructed"`` (and not tried), ``"measured"``, ``"checked"`` (correct, not timed) or any other of
+        ``"constructed"`` (not tried), ``"measured"``, ``"checked"`` (correct, not timed) or another value of
         :data:`roller.runtime.records.STATUSES`.
     measured_s
         Median measured seconds, or ``None``.
     reason
-        Why it failed, or ``None``.
+        Reason of a failure, or ``None``.
     proved
-        What the emulator knows of its kernel, for a device that is not here: ``"emulated"`` or ``"not proved
-        (reason)"``; empty where nobody asked.
+        Result of the emulator for a device that is absent: ``"emulated"`` or ``"not proved (reason)"``; empty if it
+        was not run.
     """
 
     id: str
@@ -59,7 +59,6 @@ class Candidate:
     proved: str = ""
 
     def __repr__(self) -> str:
-        """Status, times and tiles on one line."""
         measured = "" if self.measured_s is None else f"measured {seconds_text(self.measured_s)}"
         times = ", ".join(t for t in (measured, f"predicted {seconds_text(self.estimate.seconds)}") if t)
         status = self.status if self.program.emitted else f"{self.status}, not emitted"
@@ -67,11 +66,7 @@ class Candidate:
 
 
 def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[Candidate, ...]:
-    """Construct ``options.count`` distinct programs by growing tiles, best estimate first.
-
-    Ties are broken by the program's own text, so the result is the same on every machine. Fewer are returned
-    only where fewer exist.
-    """
+    """Construct ``options.count`` distinct programs, or all there are, by growing tiles, best estimate first."""
     if POLICIES[options.policy] is not None and not spec.traits.blocks:
         raise RollerError(f"ConstructOptions.policy: expected 'roller' on {spec.name}, which is no GPU. Leave it out.")
     target = target_units(spec, options)
@@ -86,7 +81,7 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
 
 
 def nothing_fits(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> NoCandidateError:
-    """Return the error of an expression that no program of a device fits."""
+    """Return the error for an expression without a program that fits the device."""
     fixed = "" if expr.allow_padding else ", or replace the expression by one with allow_padding=True"
     return NoCandidateError(
         f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
@@ -98,7 +93,7 @@ def nothing_fits(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
 def candidates_of(
     programs: Sequence[tuple[RProgram, Estimate]], expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
 ) -> tuple[Candidate, ...]:
-    """Name the rules the programs of an expression relax, and identify each."""
+    """Return programs as candidates, with the alignment rules they relax and their identities."""
     parts = [expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)]
     identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     target = target_units(spec, options)
@@ -107,18 +102,17 @@ def candidates_of(
 
 
 def target_units(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
-    """Return the share of the device that ``options.units`` asks for."""
+    """Return the share of the device that ``options.units`` selects."""
     return spec if options.units is None else spec.share(options.units)
 
 
 def _candidate(identity: str, program: RProgram, estimate: Estimate, spec: DeviceSpec, epsilon: float) -> Candidate:
-    """Name the rules a chosen program relaxes, and identify it."""
     named = replace(program, relaxed=broken_rules(program, spec, epsilon))
     return Candidate(hashlib.sha256(f"{identity}/{named}".encode()).hexdigest()[:16], named, estimate)
 
 
 def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
-    """Return row ``i`` of a batch as a program, its vectors and storage padding chosen."""
+    """Return row ``i`` of a batch as a program, with its vectors and storage padding."""
     g, product = batch.geometry, products_of(batch)
     if product is not None:
         return product.outer(program_of(inner_batch(batch, product), i, spec), g.expr, batch.structure)
@@ -135,7 +129,7 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
         int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal, stages=_at(batch.stages, i),
         raster=_at(batch.raster, i), fragment=batch.fragment, matrix_axes=batch.matrix_axes,
     )  # fmt: skip
-    if spec.traits.blocks and batch.staged and not rowwise:  # threads read only what they left there themselves
+    if spec.traits.blocks and batch.staged and not rowwise:  # rowwise threads read only their own data
         program = _lay_out(program, spec)
     return program
 
@@ -149,7 +143,7 @@ def _ints(row: Ints) -> tuple[int, ...]:
 
 
 def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:
-    """Return vector axis and elements: a CPU's of its batch, a GPU's as its template chooses."""
+    """Return vector axis and elements: on a CPU from the batch, on a GPU from its template."""
     g = batch.geometry
     if batch.vector_axis is not None:
         lanes = spec.teu.lanes * 4 // max(4, g.store.tensor.itemsize_bytes)
@@ -162,7 +156,7 @@ def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int
 
 
 def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
-    """Choose interleaved or contiguous thread rows, and the storage padding, by what one TEU's reads cost."""
+    """Choose interleaved or contiguous thread rows, and the storage padding, by the cost of one TEU's reads."""
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
     if program.fragment is not None and program.fragment.reads_scratchpad:
@@ -172,8 +166,8 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
         parted = [(x.tensor.name, fragment_padding(x, program.fragment, banks, width)[0]) for x in read]
         return replace(program, storage_padding=tuple((t, pad) for t, pad in parted if pad))
     options = []
-    vectors = program.traits.reduces  # columns of a tile meet no conflict only with rows of odd length
-    for interleaved in (False,) if program.traits.slides_windows else (True, False):  # strips are one piece
+    vectors = program.traits.reduces  # column reads avoid conflicts only with rows of odd length
+    for interleaved in (False,) if program.traits.slides_windows else (True, False):  # strips are contiguous
         trial = replace(program, interleaved=interleaved)
         reads = lane_reads(trial, spec.teu.lanes)
         chosen = {t: storage_padding(r, banks, width, vectors) for t, r in reads.items()}
@@ -182,7 +176,7 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
         cost = sum(degree * spread[t] for t, (_, degree) in chosen.items())
         options.append((cost, sum(pads.values()), not interleaved, pads, reads))
         if cost == len(reads) and not any(pads.values()):
-            break  # no conflict without padding, nothing read twice: nothing can be better
+            break  # optimal: no conflicts, no padding, no repeated reads
     _, _, contiguous, pads, reads = min(options, key=lambda o: o[:3])
     padding = tuple((t, p) for t, p in pads.items() if p)
     return replace(program, interleaved=not contiguous, storage_padding=padding).reading(reads)

@@ -1,4 +1,4 @@
-"""Programs from tiles a person names: what ``predict`` prices, aligned or not."""
+"""Programs from user-named tiles, aligned or not, for ``predict``."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from roller.tile.program import RProgram
 from roller.tile.structures import TILED, WINDOW, Structure, structure_of
 from roller.tile.windows import slide_of
 
-#: Extents of one layer: by axis name, or a sequence in axis order.
+#: Extents of one layer, by axis name or in axis order.
 Tile = Mapping[str, int] | Sequence[int]
 
-#: Names that published tile tables give the layers of a GPU.
+#: Names of GPU layers in published tile tables.
 LAYER_ALIASES = {
     "smem": "shared", "scratchpad": "shared", "lds": "shared", "block": "shared", "smem_tile": "shared",
     "reg": "register", "thread": "register", "reg_tile": "register",
 }  # fmt: skip
-#: Where those tables keep the reduction step of the scratchpad's tile.
+#: Key of the reduction step of the scratchpad's tile in those tables.
 STEP = "rstep"
-#: Largest extent, and most points of one tile: what is counted of them stays exact in 64 bits.
+#: Maximum extent and maximum points of one tile, so that counts stay exact in 64 bits.
 MAX_EXTENT, MAX_POINTS = 2**31 - 1, 2**53
 
 
 @dataclass(frozen=True)
 class Mechanisms:
-    """What a program does beyond its tiles; fields as in :class:`~roller.tile.program.RProgram`."""
+    """Mechanisms of a program in addition to its tiles; fields as in :class:`~roller.tile.program.RProgram`."""
 
     stages: int = 1
     split_k: int = 1
     raster: int = 1
 
     def __post_init__(self) -> None:
-        """Reject what is no count."""
+        """Reject values that are not positive integers."""
         for name, n in vars(self).items():
             object.__setattr__(self, name, whole_number(n, name, 1, MAX_EXTENT, error=TileError))
 
 
 @dataclass(frozen=True)
 class ExplicitTiles:
-    """Tiles a person named, over one form of the expression: extents per layer, fastest first."""
+    """User-named tiles over one form of the expression: extents per layer, fastest layer first."""
 
     geometry: Geometry
     rows: tuple[tuple[int, ...], ...]
@@ -76,7 +76,7 @@ class ExplicitTiles:
 
     @property
     def inlined(self) -> ExplicitTiles:
-        """The same over the form without a reduction over one point (1x1 windows), as every template has it."""
+        """The same over the form without one-point reductions (1x1 windows), which all templates use."""
         form = inline_unit_reduction(self.geometry.expr)
         if form is self.geometry.expr:
             return self
@@ -85,7 +85,7 @@ class ExplicitTiles:
 
 
 def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> RProgram:
-    """Return the program of tiles named by layer; see :func:`named_tiles` for what may be named."""
+    """Return the program of aligned tiles named by layer; see :func:`named_tiles`."""
     named = named_tiles(expr, spec, tiles).inlined
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
     for layer, row, above in zip(layers[1:], named.rows[1:], named.rows, strict=False):
@@ -100,7 +100,7 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
 
 @dataclass(frozen=True)
 class PricedTiles:
-    """Tiles somebody named, as the program they became; ``block`` is what its blocks advance by, where that is less."""
+    """User-named tiles as a priced program; ``block`` is the advance of its blocks where smaller than the tile."""
 
     estimate: Estimate
     program: RProgram
@@ -108,7 +108,7 @@ class PricedTiles:
 
 
 def _check_derived(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, Tile]) -> None:
-    """Refuse named tiles of layers in between, which follow from the others, where they are no such tiles."""
+    """Refuse named tiles of intermediate layers that differ from the ones the other layers imply."""
     for (layer, extents), row in list(zip(program.tiles, named.rows, strict=True))[1:-1]:
         if layer in tiles and extents != row:
             raise TileError(
@@ -117,7 +117,7 @@ def _check_derived(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, 
 
 
 def _fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
-    """Return a fragment of a device by its name, and the axes after a colon, as names of programs have them."""
+    """Return a device's fragment by name, and the axes after a colon, as in names of programs."""
     names = [f.name for f in spec.fragments]
     name, _, axes = text.partition(":") if isinstance(text, str) else (None, "", "")
     if name not in names:
@@ -134,14 +134,7 @@ def priced_tiles(
     how: Mechanisms = Mechanisms(),
     warm: tuple[str, ...] = (),
 ) -> PricedTiles:
-    """Price tiles named by layer, aligned or not; see :func:`named_tiles` for what may be named.
-
-    Tiles need not be whole tiles of the faster layer. On a GPU threads at the edge of a block then compute points that
-    nobody stores; on a CPU a task takes the whole register tiles that cover it. A reduction without reuse is priced on
-    a GPU with its points spread over threads, and staged with threads over the outputs only, as published tiles mean
-    it; the faster one counts. With the name of a ``fragment`` the tiles are those of a matrix program: whole fragments.
-    ``how`` says what the program does beyond its tiles, ``warm`` which inputs are in the shared cache already.
-    """
+    """Return the price of tiles named by layer, aligned or not; see :func:`named_tiles`."""
     named = named_tiles(expr, spec, tiles)
     if fragment is not None:
         found_fragment, along = _fragment(fragment, spec)
@@ -159,6 +152,8 @@ def priced_tiles(
         budget = replace_budget(spec)
         program = _program(named.whole, budget, structure_of(named.geometry), how=how)
         return PricedTiles(pricing.estimate_program(program, budget), program)
+    # Threads at the edge of a block compute points that are not stored. A reduction without reuse is priced with its
+    # points spread over threads and, as published tiles mean it, staged with threads over outputs: the faster counts.
     found: list[PricedTiles] = []
     errors: list[TileError] = []
     for structure, staged in _kinds(named):
@@ -182,15 +177,7 @@ def priced_tiles(
 
 
 def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> ExplicitTiles:
-    """Return tiles named by layer as rows of extents.
-
-    Layers go by the device's names or by those of published tables (:data:`LAYER_ALIASES`). Axes are those of the
-    expression, or of a form of it: fused (``ho*wo``) or grouped (implicit GEMM: ``n*ho*wo``, ``f``, ``c*kh*kw``); a
-    sequence is in the axis order of the first form with as many axes, in ``register`` of its spatial axes alone if it
-    is so short. The reduction step may stand apart (:data:`STEP`: one extent, or one per reduction axis), beside a
-    ``shared`` tile of the spatial axes. An axis left out is 1 in the fastest layer and the extent of the layer above
-    in the others. Extents beyond the tensor are padding.
-    """
+    """Return user-named tiles as rows of extents over the first form of the expression that fits them."""
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
     own = Geometry.of(expr)
     if not isinstance(tiles, Mapping):
@@ -203,6 +190,8 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
             f"tiles: '{STEP}': a CPU's reduction piece is the reduction extent of {layers[-1]}. Give it in the tile of "
             f"'{layers[-1]}'."
         )
+    # The reduction step may be given apart, beside a ``shared`` tile of the spatial axes. Omitted axes are 1 in the
+    # fastest layer and the extent of the layer above in the others; extents beyond the tensor are padding.
     steps = tiles.get(STEP)
     named = _by_layer({n: t for n, t in tiles.items() if n != STEP or steps is None}, spec, layers)
     geometry, by_layer = own, _with_steps(named, steps, own)
@@ -221,7 +210,6 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
 
 
 def _by_layer(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]) -> dict[str, Tile]:
-    """Return the tiles by the device's own names of its layers."""
     found: dict[str, Tile] = {}
     for given, tile in tiles.items():
         name = LAYER_ALIASES.get(given, given) if spec.traits.blocks else given
@@ -238,7 +226,7 @@ def _by_layer(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]
 
 
 def _with_steps(tiles: Mapping[str, Tile], steps: Any, geometry: Geometry) -> dict[str, Tile]:
-    """Return the tiles with the reduction step put into the scratchpad's, where it fits this form."""
+    """Return the tiles with the reduction step merged into the scratchpad's, where it fits this form."""
     reductions = [n for n, spatial in zip(geometry.names, geometry.spatial, strict=True) if not spatial]
     extents = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, str) else [steps]
     shared = tiles.get("shared", {})
@@ -253,7 +241,7 @@ def _with_steps(tiles: Mapping[str, Tile], steps: Any, geometry: Geometry) -> di
 
 
 def _check_steps(steps: Any, geometry: Geometry, shared: tuple[int, ...]) -> None:
-    """Raise the one clear error where the reduction step is not that of the scratchpad's tile."""
+    """Raise if the reduction step contradicts the scratchpad's tile."""
     if steps is None:
         return
     given = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, (str, bytes)) else [steps]
@@ -271,7 +259,7 @@ def _check_steps(steps: Any, geometry: Geometry, shared: tuple[int, ...]) -> Non
 
 
 def _kinds(named: ExplicitTiles) -> list[tuple[Structure, tuple[str, ...]]]:
-    """Return the structures a GPU block of named tiles may have, and what each stages."""
+    """Return the possible structures of a GPU block of named tiles, each with its staged tensors."""
     geometry = named.geometry
     expr, structure = geometry.expr, structure_of(geometry)
     found = [(structure, geometry.load_names if structure.reuses else ())]
@@ -285,7 +273,6 @@ def _kinds(named: ExplicitTiles) -> list[tuple[Structure, tuple[str, ...]]]:
 
 
 def _with(batch: TileBatch, how: Mechanisms) -> TileBatch:
-    """Return a batch whose programs do what is said beyond their tiles."""
     return replace(batch, split_k=batch.split_k * how.split_k, stages=how.stages, raster=how.raster)
 
 
@@ -303,7 +290,7 @@ def _program(
         staged = geometry.load_names if structure.reuses else ()
     reductions = ~geometry.spatial
     if structure.reuses and not geometry.window_axes[reductions].all():
-        # A thread walks the reduction step point by point: nothing is held in registers from one to the next.
+        # A thread visits the reduction step point by point and keeps nothing in registers between points.
         rows = (tuple(1 if r else n for n, r in zip(rows[0], reductions, strict=True)), *rows[1:])
     ones = np.ones(1, np.int64)
     batch = _with(TileBatch(geometry, structure.name, _row(rows[0]), _row(rows[-1]), ones, staged), how)
@@ -321,7 +308,7 @@ def _row(extents: tuple[int, ...]) -> Ints:
 def _vector_program(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...], how: Mechanisms
 ) -> RProgram:
-    """Return the tiles with the vector axis, the packing and the stores that make them fastest."""
+    """Return the tiles with the fastest vector axis, packing and stores."""
     room = spec.traits.module_for("templates", "checks")
     programs = [program_of(_with(b, how), 0, spec) for b in room.named_batches(geometry, spec, structure, rows)]
     for program in programs if how != Mechanisms() or spec.traits.discrete else ():

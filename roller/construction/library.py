@@ -1,4 +1,4 @@
-"""What a framework's library kernel takes on a GPU: the fastest of the programs that its policy says they are like."""
+"""Prices a framework's GPU library kernel as the fastest program that its policy describes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from roller.templates.registry import programs_of
 from roller.tile.geometry import Floats
 from roller.tile.structures import TILED
 
-#: Seconds, where a program stands (batch, row, layout), and its estimate.
+#: Seconds, position (batch, row, layout) and estimate of a program.
 _Best: TypeAlias = tuple[float, tuple[int, int, int], Estimate]
 
 
 def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tuple[str, ...] = ()) -> Estimate:
-    """Return the estimate of the fastest program of a policy, with what a call adds to it."""
+    """Return the estimate of the fastest program of a policy, including call overhead."""
     _policy(policy, spec)
     options = ConstructOptions(policy=policy)
     batches = [replace(b, warm=warm) if warm else b for b in programs_of(expr, spec, options)]
@@ -41,7 +41,7 @@ def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tupl
 
 
 def library_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Callable[[DeviceSpec], Estimate]:
-    """Return what prices the program of :func:`library_estimate` on other devices: the same kernel, other numbers."""
+    """Return a function that prices the program of :func:`library_estimate` on other devices."""
     _policy(policy, spec)
     options = ConstructOptions(policy=policy)
     batches = [b for b in programs_of(expr, spec, options) if len(b)]
@@ -54,7 +54,7 @@ def library_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Callable
 
 
 def _chosen(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estimate]:
-    """Return what prices the fastest program of a batch on other devices."""
+    """Return a function that prices the fastest program of a batch on other devices."""
     if batch.structure != TILED.name:
         row = batch.take(np.array([int(np.argmin(pricing.price(batch, spec)["seconds"]))]))
         return lambda other: pricing.estimate_best(row, other)
@@ -65,10 +65,10 @@ def _chosen(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estima
 
 
 def called(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
-    """Return the device as a policy's calls find it: a launch costs a whole call where nothing is queued."""
+    """Return the device with the launch time of a policy's whole call, as where nothing is queued."""
     called_s = _policy(policy, spec).call_s * _tensors_made(expr, moments)
     if called_s <= spec.execution.launch_s:
-        return spec  # the very same: batches remember what they computed for it
+        return spec  # the same object: batches cache results by device
     return replace(spec, execution=replace(spec.execution, launch_s=called_s))
 
 
@@ -83,20 +83,20 @@ def _policy(policy: str, spec: DeviceSpec) -> LibraryPolicy:
 
 
 def _tensors_made(expr: TensorExpr, moments: bool) -> int:
-    """Return the tensors a framework's call makes: results, and moments of rows, which their gradient needs."""
+    """Return the number of tensors a framework call allocates: results, and row moments for the gradient."""
     sums = sum(s.combiner == "sum" for s in expr.stages) if moments else 0
     return len(expr.output_tensors) + sums
 
 
-#: Programs laid out before bounds are compared, and together later, every time twice as many as before: pricing
-#: several takes little longer than one.
+#: Programs to lay out before bounds are compared, and later per round, doubling each time, because pricing
+#: several programs takes little longer than pricing one.
 _FIRST, _TOGETHER = 4, 8
 
 
 def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
-    """Return the estimate of the fastest program, of equally fast ones the first; staged tiles in their best layout."""
-    # Laying a program out takes as long as pricing hundreds of them, so that of tiles only those are laid out whose
-    # bound does not exceed what another program takes.
+    """Return the estimate of the fastest program, with staged tiles in their best layout; ties go to the first."""
+    # Laying out a program takes as long as pricing hundreds of programs, so only those tiles are laid out whose
+    # lower bound does not exceed the best price so far.
     best: _Best | None = None
     tiled: dict[int, tuple[LeastLaidOut, Floats]] = {}
     for n, batch in enumerate(batches):
@@ -138,7 +138,7 @@ def _first(one: _Best | None, other: _Best) -> _Best:
 
 
 def _laid_out(n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None) -> _Best | None:
-    """Return the best of all layouts of some rows of the ``n``-th batch, and of what was the best before."""
+    """Return the best of all layouts of the given rows of the ``n``-th batch and the previous best."""
     placed = [
         ((n, row, which), program)
         for row in sorted(rows.tolist())

@@ -1,4 +1,4 @@
-"""The forms of an expression whose axes a person may name tiles over, and which of them some tiles mean."""
+"""Forms of an expression over whose axes a user may name tiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.tile.geometry import Geometry
 
 
 def named_forms(expr: TensorExpr) -> Iterator[Geometry]:
-    """Yield the forms whose axes tiles may be named over: the expression's own, fused, and both grouped in two ways."""
+    """Yield the forms for user-named tiles: the expression, the fused one, and both grouped in two ways."""
     fused = fuse_axes(expr)
     grouped = (group_axes(x, reductions=r) for r in (True, False) for x in (expr, fused))
     for form in (expr, fused, *grouped):
@@ -27,7 +27,7 @@ def fits_form(tile: Mapping[str, int] | Sequence[int], geometry: Geometry, faste
 
 
 def axis_of(given: object, names: Sequence[str]) -> str | None:
-    """Return the axis of that name; the parts of a group may be given in any order."""
+    """Return the axis of that name; the parts of a group may be in any order."""
     if not isinstance(given, str):
         return None
     parts = sorted(given.replace(" ", "").split("*"))

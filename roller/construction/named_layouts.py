@@ -1,8 +1,7 @@
-"""Layouts in scratchpad of tiles a person names: the constructor's, and those that read columns without conflicts.
+"""Scratchpad layouts for user-named tiles.
 
-The constructor takes a tile whose lanes run along the rows of what they read, and so pads rows by whole vectors. A tile
-that somebody names may have its lanes across them (operands stored transposed): only rows of odd pitch, copied element
-by element and read by threads that own every so-manieth column, are then read without conflicts.
+Constructed tiles have lanes along the rows they read, so rows are padded by whole vectors. User-named tiles may have
+lanes across rows (transposed operands): only rows of odd pitch and interleaved threads then avoid bank conflicts.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from roller.tile.program import RProgram
 
 
 def layouts(program: RProgram, spec: DeviceSpec) -> Iterator[RProgram]:
-    """Yield a laid out program of threads, and where its reads meet conflicts the same with rows of any pitch."""
+    """Yield a laid-out program and, where its reads have conflicts, the variants with rows of any pitch."""
     yield program
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4

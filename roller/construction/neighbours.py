@@ -1,8 +1,4 @@
-"""Programs one step away from a program: a tile one aligned step up or down, other vectors, staging or splits.
-
-Construction walks few roads from many starts; around one measured program it pays to look at every step. The steps
-are those of the pools, so that every neighbour is a program they could have made.
-"""
+"""Neighbours of a program: one aligned step of a tile, other vectors, staging or splits."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ def neighbours(
 ) -> tuple[Candidate, ...]:
     """Return the programs one step from ``program`` that fit the device, best estimate first.
 
-    Examples
-    --------
     >>> import roller
     >>> expr, spec = roller.ops.matmul(256, 256, 256), roller.load_spec("cpu-avx512")
     >>> best = roller.construct(expr, spec, top_k=1)[0].program

@@ -1,4 +1,4 @@
-"""What a program of each structure can say: held against programs that somebody named, not against constructed ones."""
+"""Checks that user-named programs are possible for their structure and device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from roller.tile.winograd import window_product
 
 
 def check_program(program: RProgram, spec: DeviceSpec) -> None:
-    """Raise where a program says what no program of its structure has on a device of this kind."""
+    """Raise if no program of this structure has these properties on a device of this kind."""
     geometry = Geometry.of(program.expr)
     _check_structure(program, geometry, spec)
     spec.traits.module_for("templates", "checks").check_program(program, geometry, spec)
 
 
 def _check_structure(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Raise where the expression has no programs of the structure."""
     own = structure_of(geometry)
     traits = program.traits
     if traits.on_matrix_unit:

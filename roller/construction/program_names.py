@@ -1,9 +1,4 @@
-"""A program from its name: what ``construct`` prints, taken back by ``predict``, ``explain`` and ``why_not``.
-
-A name says everything of a program but the expression. It belongs to one of the forms of it, found by its axes; what it
-says must be what a program of that structure can be on the device, and no capacity may be exceeded. A name somebody
-wrote or changed is held to the same.
-"""
+"""Parses program names, as ``construct`` prints them, for ``predict``, ``explain`` and ``why_not``."""
 
 from __future__ import annotations
 
@@ -30,19 +25,19 @@ from roller.tile.program_name import REMEDY, ProgramName, read_name
 from roller.tile.structures import structure_named
 from roller.tile.winograd_products import products_program
 
-#: Largest extent and number of a name: what is counted of them stays exact in 64 bits.
+#: Maximum number in a name, so that counts stay exact in 64 bits.
 _MOST = 2**31 - 1
 
 
 def name_of(program: object) -> str:
-    """Return the name of a program, or the text that is to be one."""
+    """Return the name of a program, or a text unchanged."""
     if isinstance(program, (str, RProgram)):
         return str(program)
     raise TileError(f"program: expected the name of a program, or a program, got {shown(program)}. {REMEDY}")
 
 
 def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram:
-    """Return the program of a name, as ``construct`` made it; the rules it relaxes are found anew for this device."""
+    """Return the program of a name, with the relaxed rules determined for this device."""
     said = read_name(name)
     if said.kind != spec.kind:
         raise TileError(
@@ -66,9 +61,9 @@ def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram
 
 
 def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
-    """Return the estimate of a program: that of ``construct`` where it constructs it, to the last digit."""
+    """Return the estimate of a program, bit-equal to that of ``construct``."""
     estimate = pricing.estimate_program(program, spec, warm)
-    if not math.isfinite(estimate.seconds):  # a budget kept back for the compiler binds construction, not the device
+    if not math.isfinite(estimate.seconds):  # budgets reserved for the compiler bind construction, not the device
         estimate = pricing.estimate_program(program, replace_budget(spec), warm)
     if not math.isfinite(estimate.seconds):
         raise _exceeded(program, spec)
@@ -76,7 +71,7 @@ def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = 
 
 
 def forms_of(expr: TensorExpr) -> Iterator[TensorExpr]:
-    """Yield every form of an expression that a constructor makes programs of, each once, the usual ones first."""
+    """Yield every form of an expression that construction uses, each once, the usual ones first."""
     fused, plain = fuse_axes(expr), plain_axes(expr)
     made = [fused, group_axes(fused), group_axes(fused, reductions=False), join_digits(fused)]
     made += [plain, group_axes(plain), group_axes(plain, reductions=False), join_digits(plain), expr]
@@ -89,7 +84,6 @@ def forms_of(expr: TensorExpr) -> Iterator[TensorExpr]:
 
 
 def _form(expr: TensorExpr, said: ProgramName) -> TensorExpr:
-    """Return the form whose axes a name has."""
     known: list[tuple[str, ...]] = []
     for form in forms_of(expr):
         known.append(tuple(a.name for a in form.axes))
@@ -112,7 +106,7 @@ def _check_layers(said: ProgramName, spec: DeviceSpec) -> None:
 
 
 def _fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragment | None:
-    """Return the matrix instruction a name says, which must compute the expression along the axes it says."""
+    """Return the matrix instruction of a name after checking that it computes the expression along the named axes."""
     if (said.fragment is None) == structure_named(said.structure).on_matrix_unit:
         raise TileError(
             f"program: expected 'fragment=NAME:M,N,K' of a 'matrix' program, and of no other, got '{said.structure}' "
@@ -136,7 +130,7 @@ def _fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragme
 
 
 def _check_names(said: ProgramName, form: TensorExpr) -> None:
-    """Raise where a name speaks of an axis or tensor that the form does not have, or twice of one."""
+    """Raise if a name lists an axis or tensor that the form lacks, or lists one twice."""
     inputs, loads = [t.name for t in form.inputs], [x.tensor for s in form.stages for x in s.loads]
     for word, given, known in (
         ("staged", said.staged, loads), ("pad", [t for t, _ in said.pad], list(said.staged)),
@@ -161,7 +155,6 @@ def _check_numbers(said: ProgramName) -> None:
 
 
 def _exceeded(program: RProgram, spec: DeviceSpec) -> TileError:
-    """Return the error of a program that does not fit the device, with the capacity it exceeds."""
     if spec.traits.blocks:
         inner = products_program(program) or program
         try:

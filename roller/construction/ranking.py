@@ -1,9 +1,7 @@
-"""The best programs of several batches: rows in order of price, laid out until none that is left can be the best.
+"""Finds the best programs of several batches: lays out rows by ascending price until no remaining row can win.
 
-A batch is priced as if no layout cost anything. Storage padding, and the bank conflicts it leaves, are known only of a
-program that is laid out, which takes as long as pricing hundreds of rows; they slow it down, or push its tiles out of
-the scratchpad. So rows are laid out from the cheapest on, until the next one's price is above what the best program
-costs as laid out.
+Prices of rows ignore storage padding and bank conflicts, which are known only after layout, as slow as pricing
+hundreds of rows, and can only add time. The search stops when the next price exceeds the best laid-out program's.
 """
 
 from __future__ import annotations
@@ -24,40 +22,34 @@ from roller.tile.program import RProgram
 #: A row of a batch: its price (seconds), the batch, and its position there.
 Row = tuple[float, TileBatch, int]
 Ranked = list[tuple[RProgram, Estimate]]
-#: What programs of a matrix unit have in common that are predicted, and run, alike: instruction family, and the rows
+#: Programs of a matrix unit with this key are predicted, and run, alike: instruction family, and the rows
 #: and columns of a block's tile.
 Family: TypeAlias = tuple[str, int, int]
 
-#: Programs beyond those wanted that are laid out at once.
+#: Extra programs laid out at once.
 _SPARE = 2
-#: Rows laid out at least: padding takes blocks off a unit, and now and then the waves that are left end better.
+#: Minimum rows to lay out: padding reduces resident blocks, and the resulting waves sometimes fit better.
 _LEAST = 8
-#: Rows laid out in search of a better program at most.
+#: Maximum rows to lay out in search of a better program.
 _MOST = 128
-#: Rows laid out together at most in that search: pricing several takes little longer than pricing one.
+#: Maximum rows per round of that search: pricing several takes little longer than pricing one.
 _TOGETHER = 16
-#: Share of a time below which a difference is none.
+#: Relative difference below which times are equal.
 _SAME = 1e-3
-#: Candidates from which on every structure that may be the fastest has one among them.
+#: Minimum number of candidates that includes one of every competitive structure.
 _FAMILY_COUNT = 4
-#: How much slower than the best one a program of another structure may be predicted, and still be the faster one.
+#: Maximum predicted ratio to the best program at which another structure may still be faster.
 _DOUBTED = 2.0
-#: Rows that are looked at for one that is kept, where several of one micro-kernel stand together.
+#: Rows examined per kept row, where neighbouring rows share a micro-kernel.
 _PER_KERNEL_ROWS = 8
 
 
 def best_programs(
     batches: Sequence[TileBatch], spec: DeviceSpec, count: int, lay_out: Callable[[TileBatch, int], RProgram]
 ) -> Ranked:
-    """Return the ``count`` best programs of all batches with their estimates, best first.
-
-    How fast the first one is does not depend on ``count``, but where padding happens to make a program faster than its
-    price, and more than :data:`_LEAST` rows are cheaper. The model may misjudge a whole family of programs (another
-    algorithm), and then a measurement can still put it right: from :data:`_FAMILY_COUNT` programs on, the best one of
-    every structure is among them, if it is predicted to take at most :data:`_DOUBTED` times as long as the best of all.
-    So is, of a matrix unit's programs, the best one of every tile of a block (:data:`Family`), the cheapest first,
-    before others that differ from it in stages, reduction steps or the share of a TEU alone.
-    """
+    """Return the ``count`` best programs of all batches with their estimates, best first."""
+    # The model may misjudge a whole family of programs, which a measurement can correct: from _FAMILY_COUNT programs
+    # on, the best one of every structure and of every matrix tile is included, up to _DOUBTED times the best time.
     wanted = max(2 * count, _LEAST) + _SPARE
     tiles = count >= _FAMILY_COUNT and any(b.fragment is not None for b in batches)
     if tiles or (count > 1 and any(b.panel is not None for b in batches)):
@@ -73,10 +65,7 @@ def best_programs(
 
 
 def _cheapest(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count: int, most_s: float) -> list[Row]:
-    """Return the ``wanted`` cheapest rows of all batches in order, and behind them some more; none above ``most_s``.
-
-    The cheapest row of every structure is among them where all structures are compared, whatever it costs.
-    """
+    """Return about ``wanted`` rows in order of price, none above ``most_s`` but one per structure if compared."""
     pool: list[Row] = []
     # What another batch already beats needs no pricing, so that those priced already come first.
     for b in sorted(batches, key=lambda b: b.known_seconds(spec) is None):
@@ -88,14 +77,10 @@ def _cheapest(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count
 
 
 def _spread(pool: list[Row], count: int) -> list[Row]:
-    """Return the rows with at most ``sqrt(count)`` of every micro-kernel first, the others behind them.
-
-    Programs that differ only in how many micro-kernels one task runs are predicted, and run, almost alike: ten of them
-    are one guess, not ten. So are programs of a matrix unit with the same tile of a block: of those one comes first,
-    where it may be the fastest. Where there is neither (no panels, no fragment) the order stays.
-    """
+    """Return the rows with at most ``sqrt(count)`` of every micro-kernel first, then the others."""
     if count >= _FAMILY_COUNT and any(b.fragment is not None for _, b, _ in pool):
         return _tiles_first(pool)
+    # Programs that differ only in the number of micro-kernels per task are predicted, and run, almost alike.
     share = math.isqrt(count - 1) + 1
     taken: Counter[tuple[int, bytes]] = Counter()
     first: list[Row] = []
@@ -109,7 +94,7 @@ def _spread(pool: list[Row], count: int) -> list[Row]:
 
 
 def _tiles_first(pool: list[Row]) -> list[Row]:
-    """Return the rows with the best of every tile of a matrix unit that may be the fastest first, then all others."""
+    """Return the rows with the best one of every competitive matrix tile first, then all others."""
     tiles: set[Family] = set()
     first: list[Row] = []
     later: list[Row] = []
@@ -130,7 +115,7 @@ def _family(fragment: Fragment, names: Sequence[str], axes: Sequence[str], block
 
 @dataclass
 class _Search:
-    """The programs laid out so far, and which rows are worth laying out next."""
+    """State of the search: laid-out programs, and the choice of the next rows."""
 
     spec: DeviceSpec
     count: int
@@ -140,7 +125,7 @@ class _Search:
 
     @property
     def limit_s(self) -> float:
-        """Seconds from which on no row is asked for: those of the best program, once there are enough."""
+        """Seconds above which no row is requested: the best program's time, once there are enough."""
         return self.found[0][1].seconds if len(self.found) >= self.count else float("inf")
 
     def wants_rows_above(self, known_s: float) -> bool:
@@ -149,7 +134,7 @@ class _Search:
         return len(self.found) < self.count or better
 
     def run(self, rows: Sequence[Row]) -> None:
-        """Lay out rows, the most promising first, until there are enough programs and none is cheaper than the best."""
+        """Lay out rows by ascending price until there are enough programs and no cheaper row is left."""
         while True:
             left = [row for row in rows if (id(row[1]), row[2]) not in self.tried]
             least = max(self.count + _SPARE, _LEAST) - len(self.tried)
@@ -165,7 +150,7 @@ class _Search:
             self._lay_out(chosen)
 
     def _of_missing_structures(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the cheapest row of every structure that no program has, where it may be the fastest one."""
+        """Return the cheapest competitive row of every structure without a program."""
         if self.count < _FAMILY_COUNT:
             return []
         known = {p.structure for p, _ in self.found}
@@ -177,7 +162,7 @@ class _Search:
 
     def _lay_out(self, rows: Sequence[Row]) -> None:
         known = {str(p) for p, _ in self.found}
-        laid = {str(p): p for p in (self.lay_out(batch, i) for _, batch, i in rows)}  # variants may meet in one program
+        laid = {str(p): p for p in (self.lay_out(batch, i) for _, batch, i in rows)}  # rows may coincide
         programs = [p for text, p in laid.items() if text not in known]
         estimates = pricing.estimate_programs(programs, self.spec)
         self.tried |= {(id(batch), i) for _, batch, i in rows}
@@ -187,7 +172,7 @@ class _Search:
         self.found.sort(key=lambda r: (r[1].seconds, str(r[0])))
 
     def best(self) -> Ranked:
-        """Return the best programs; the best one of every structure and tile that may be the fastest comes first."""
+        """Return the best programs, including the best one of every competitive structure and matrix tile."""
         if self.count < _FAMILY_COUNT or len(self.found) <= self.count:
             return self.found[: self.count]
         near = [n for n, (_, e) in enumerate(self.found) if e.seconds <= _DOUBTED * self.limit_s]
@@ -198,7 +183,6 @@ class _Search:
         return [self.found[n] for n in sorted([*kept, *others[: self.count - len(kept)]])]
 
     def _tiles(self, near: Sequence[int]) -> list[int]:
-        """Return the best programs of a matrix unit for every tile of a block, in order."""
         best: dict[Family, int] = {}
         for n in near:
             p = self.found[n][0]

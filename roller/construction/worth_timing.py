@@ -1,4 +1,4 @@
-"""Which candidates are worth timing: those the model cannot tell from its favourite, as long as one more may pay."""
+"""Selects the candidates worth timing: those the model cannot distinguish from its favourite."""
 
 from __future__ import annotations
 
@@ -11,40 +11,34 @@ from roller.construction.constructor import Candidate
 from roller.hardware import DeviceSpec
 from roller.perf.accuracy import kernel_family, ranking_error
 
-#: Expected gain, relative, for which one more candidate is timed: about what a measurement can tell apart.
+#: Minimum relative expected gain to time one more candidate: about the resolution of a measurement.
 GAIN = 0.02
-#: Expected error (one sigma of the logarithm) of the predicted ratio of two register tiles of one form: that of the 95
-#: pairs that were timed in ResNet-50, DenseNet-121, BERT large and DeepLab v3 on a Zen 1, from their median, 0.03.
-#: Their root mean square is 0.13: some times were visibly disturbed, some rivals really slower.
+#: Expected error (one sigma of the logarithm) of the predicted ratio of two register tiles of one form: from the 95
+#: pairs timed in ResNet-50, DenseNet-121, BERT large and DeepLab v3 on a Zen 1, whose median error is 0.03.
+#: Their root mean square is 0.13, because some times were disturbed and some rivals really slower.
 FORM_ERROR = 0.05
 #: Points of the integral over the fastest of several uncertain times, and sigmas to either side.
 _POINTS, _SIGMAS = 241, 5.0
 
 
 def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int, ...]:
-    """Return the positions of the candidates ``top_k="auto"`` times; one position means that none needs to be.
+    """Return the positions of the candidates that ``top_k="auto"`` times; one position means none.
 
-    Of candidates that share a kernel (:func:`roller.perf.accuracy.kernel_family`) only the best one is: how they
-    differ is predicted well. See :func:`uncertain` for the others.
-
-    Examples
-    --------
     >>> import roller
     >>> spec = roller.load_spec("v100")
     >>> found = roller.construct(roller.ops.matmul(4096, 4096, 4096), spec, top_k=10)
     >>> worth_timing(found[:1], spec), len(worth_timing(found, spec)) < 10
     ((0,), True)
     """
+    # Of candidates that share a kernel only the best is timed: their ratio is predicted well.
     seconds = [c.estimate.seconds for c in candidates]
     families = [kernel_family(c.program) for c in candidates]
     return uncertain(seconds, families, ranking_error(spec), [c.program.structure for c in candidates])
 
 
 def expected_seconds(seconds: Sequence[float], spec: DeviceSpec, forms: Sequence[Hashable] = ()) -> float:
-    """Return the expected seconds of the fastest of several candidates, once all of them are timed.
+    """Return the expected seconds of the fastest of several candidates after timing all of them.
 
-    Examples
-    --------
     >>> import roller
     >>> spec = roller.load_spec("v100")
     >>> expected_seconds([2.0], spec), expected_seconds([2.0, 2.0], spec) < expected_seconds([2.0, 2.2], spec) < 2.0
@@ -69,19 +63,8 @@ def uncertain(
     error: float,
     structures: Sequence[Hashable] = (),
 ) -> tuple[int, ...]:
-    """Return the positions of the best of each family that may well be faster than the first.
+    """Return the positions of the best of each family that may be faster than the first.
 
-    One is left out where its predicted interval does not overlap that of the first (their predicted ratio is beyond
-    ``error``), or where timing it beside those before it is expected to gain less than :data:`GAIN`: of many that are
-    predicted alike, the third and fourth add little. What is mispredicted of an algorithm is mispredicted of all its
-    kernels, so the best kernel of each algorithm is considered before the second of any.
-
-    Notes
-    -----
-    The expected gain is that of the minimum of independent normal errors of ``error / sqrt(2)`` each.
-
-    Examples
-    --------
     >>> uncertain([1.0, 1.01, 1.05, 1.2], ["a", "a", "b", "c"], 0.1)
     (0, 2)
     >>> uncertain([1.0] * 10, range(10), 0.1)
@@ -91,12 +74,14 @@ def uncertain(
     >>> uncertain([1.0, 1.0, 1.0], "abc", 0.1, ["tiled", "tiled", "winograd4"])
     (0, 2)
     """
+    # Errors of an algorithm are common to its kernels: the best kernel of each comes before the second of any.
     firsts = {structures.index(s) for s in structures}
     kept, behind, known = [0], [0.0], {families[0]}
     for n in sorted(range(len(seconds)), key=lambda n: (n not in firsts, n)):
         gap = math.log(seconds[n] / seconds[0])
         if families[n] in known or gap >= error:
             continue
+        # The expected gain of the minimum of independent normal errors of ``error / sqrt(2)`` each.
         if _expected_least(behind, error) - _expected_least([*behind, gap], error) < GAIN:
             if n in firsts:
                 continue
@@ -108,7 +93,7 @@ def uncertain(
 
 
 def _expected_least(means: Sequence[float], error: float) -> float:
-    """Return the expected minimum of normal variables; any two differ by a deviation of ``error``."""
+    """Return the expected minimum of normal variables whose pairwise differences deviate by ``error``."""
     sigma = error / math.sqrt(2)
     x = np.linspace(min(means) - _SIGMAS * sigma, min(means) + _SIGMAS * sigma, _POINTS)
     above = np.ones_like(x)

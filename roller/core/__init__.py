@@ -1,1 +1,1 @@
-"""What every floor may use and no device is in: dtypes, files, validation, tables, this processor."""
+"""Shared helpers that no device or stage owns: dtypes, files, validation, formulas, text for people."""

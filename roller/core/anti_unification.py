@@ -1,4 +1,4 @@
-"""Nested data for all sizes from the data for some: numbers that differ become formulas of the sizes."""
+"""Anti-unification: data for some sizes become data for all sizes; numbers that differ become formulas."""
 
 from __future__ import annotations
 
@@ -12,26 +12,18 @@ from roller.errors import RollerError, shown
 
 
 class MismatchError(RollerError):
-    """Data of two sizes differ in more than numbers, or a number is no known function of the sizes."""
+    """The data of two sizes differ in more than numbers, or no known formula gives a number."""
 
 
 @dataclass(frozen=True)
 class General:
-    """Data that depend on sizes.
-
-    Parameters
-    ----------
-    data
-        Dictionaries, lists and leaves; a :class:`~roller.core.formulas.Formula` where a number depends on the sizes.
-    """
+    """Nested dictionaries, lists and leaves with a ``Formula`` or ``Inverse`` for each number that depends on sizes."""
 
     data: Any
 
     def at(self, sizes: Mapping[str, int]) -> Any:
-        """Return the data at some sizes.
+        """Return the data for the given sizes.
 
-        Examples
-        --------
         >>> general([{"n": 6}, {"n": 10}, {"n": 4}], Fitter([{"s": 3}, {"s": 5}, {"s": 2}])).at({"s": 7})
         {'n': 14}
         """
@@ -55,7 +47,7 @@ class General:
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
-        """Every formula in the data once, in their order."""
+        """Every formula in the data once, in order of appearance."""
         found: dict[Formula, None] = {}
 
         def note(node: Any) -> None:
@@ -70,13 +62,13 @@ class General:
 
 @dataclass(frozen=True)
 class _Fixed:
-    """A branch that depends on no size: it is taken as it is."""
+    """A branch that depends on no size and is returned unchanged."""
 
     data: Any
 
 
 def general(several: Sequence[Any], fitter: Fitter) -> General:
-    """Return the data of all sizes."""
+    """Return one nested structure with formulas for the structures of several sizes."""
     return General(_general(list(several), fitter, ""))
 
 

@@ -1,4 +1,4 @@
-"""The C compiler of this machine: it links CPU kernels and compiles what runs whole models."""
+"""Finds the C compiler, which links CPU kernels and compiles the code that runs whole models."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import shutil
 
 from roller.errors import BuildError
 
-#: Commands that are looked for, in this order, where ``CC`` names none.
+#: Commands to try, in this order, where ``CC`` names none.
 COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
 
 
 def find_compiler() -> str | None:
-    """Return the path of a C compiler: that of ``CC`` where it is there, else the first of :data:`COMPILERS`."""
+    """Return the path of a C compiler, from ``CC`` where it exists, else the first of :data:`COMPILERS` found."""
     words = shlex.split(os.environ.get("CC", ""))
     return next((path for path in map(shutil.which, (*words[:1], *COMPILERS)) if path), None)
 
 
 def need_compiler(what: str) -> str:
-    """Return the path of a C compiler."""
+    """Return the path of a C compiler, or raise ``BuildError``."""
     found = find_compiler()
     if found is None:
         raise BuildError(

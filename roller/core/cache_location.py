@@ -1,4 +1,4 @@
-"""Where the cache lives: ``ROLLER_CACHE_DIR``, else the user's cache folder."""
+"""Location of the kernel cache: ``ROLLER_CACHE_DIR``, else the user's cache folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ VARIABLE = "ROLLER_CACHE_DIR"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache; nothing is created.
+    """Return the cache folder without creating it: ``ROLLER_CACHE_DIR``, else the platform's user cache.
 
-    ``ROLLER_CACHE_DIR`` where it is set, else ``$XDG_CACHE_HOME/roller`` or ``~/.cache/roller`` on Linux, and what
-    ``platformdirs`` names on other systems (``~/.cache/roller`` where it is not installed).
-
-    Examples
-    --------
     >>> import os; os.environ["ROLLER_CACHE_DIR"] = "/tmp/kernels"
     >>> str(cache_folder())
     '/tmp/kernels'

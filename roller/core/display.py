@@ -1,4 +1,4 @@
-"""How objects show themselves: one short line for ``repr``, a table where a notebook can show one."""
+"""Text for people: one-line ``repr``, HTML tables for notebooks, times and capacities with units."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 
 from roller.errors import printable
 
-#: Characters of a ``repr`` at most: lists of objects stay readable in an 80-column terminal's two lines.
+#: Maximum characters of a ``repr``: it fits two lines of an 80-column terminal.
 MOST_CHARACTERS = 118
 
 
 def one_line(kind: str, *parts: str) -> str:
-    """Return ``<kind part, part>`` on one line of bounded length; what is cut from its end is an ellipsis.
+    """Return ``<kind part, part>`` on one line of bounded length, cut with an ellipsis.
 
-    Examples
-    --------
     >>> one_line("RProgram", "cpu/tiled", "")
     '<RProgram cpu/tiled>'
     >>> len(one_line("Plan", "x" * 500))
@@ -29,10 +27,8 @@ def one_line(kind: str, *parts: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text of at most ``most`` characters.
+    """Return the text cut to at most ``most`` characters.
 
-    Examples
-    --------
     >>> cut("abcdef", 6), cut("abcdefg", 6)
     ('abcdef', 'abcde…')
     """
@@ -40,10 +36,8 @@ def cut(text: str, most: int) -> str:
 
 
 def non_defaults(value: Any) -> str:
-    """Return ``Name(field=value, ...)`` of a dataclass with those fields alone that differ from their defaults.
+    """Return ``Name(field=value, ...)`` of a dataclass with only the fields that differ from their defaults.
 
-    Examples
-    --------
     >>> from roller import ConstructOptions
     >>> non_defaults(ConstructOptions(top_k=3))
     'ConstructOptions(top_k=3)'
@@ -60,12 +54,8 @@ def _is_default(value: Any, field: Field[Any]) -> bool:
 
 
 def structure(value: Any) -> str:
-    """Return everything within nested dataclasses, as their generated ``repr`` has it.
+    """Return a text that is equal only for identical nested dataclasses: it separates 1 from 1.0 and 0.0 from -0.0.
 
-    For comparisons to the last sign: 1 and 1.0 are equal, 0.0 and -0.0 are, and their texts are not.
-
-    Examples
-    --------
     >>> from roller.expr import Axis
     >>> structure((Axis("i", 2), -0.0))
     "(Axis('i', 2, 'spatial'), -0.0)"
@@ -86,10 +76,8 @@ def _told(kind: type) -> tuple[str, ...]:
 
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for a notebook; everything in it is text, whatever it looks like.
+    """Return an HTML table for a notebook; all cells are escaped.
 
-    Examples
-    --------
     >>> html_table("a < b", ("n",), [[1]])
     '<table><caption>a &lt; b</caption><tr><th>n</th></tr><tr><td>1</td></tr></table>'
     """
@@ -99,10 +87,8 @@ def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object
 
 
 def seconds_text(value: float | None) -> str:
-    """Return a time for people.
+    """Return a time with a readable unit.
 
-    Examples
-    --------
     >>> seconds_text(0.01099), seconds_text(2.5e-6), seconds_text(None)
     ('10.99 ms', '2.5 us', '-')
     """
@@ -115,10 +101,8 @@ def seconds_text(value: float | None) -> str:
 
 
 def bytes_text(count: float, digits: int = 3) -> str:
-    """Return a capacity for people, in the powers of two that chips are made in.
+    """Return a capacity with a binary unit.
 
-    Examples
-    --------
     >>> bytes_text(98304), bytes_text(99), bytes_text(16e9)
     ('96 KiB', '99 B', '14.9 GiB')
     """

@@ -1,9 +1,7 @@
-"""The dtypes of tensors: one row each, and everything that depends on a dtype asks its row.
+"""The dtypes of tensors, one row each, with NumPy's names or, where NumPy has none, those of ``ml_dtypes``.
 
-Names are those of NumPy, of ``ml_dtypes`` where NumPy has none. Floating point of 8 bits is that of OCP's 8-bit
-specification, as CUDA and ONNX have it: ``float8_e4m3fn`` is finite only (its one NaN per sign takes the place of
-infinity), ``float8_e5m2`` has infinities. A conversion to either rounds to nearest even and does not saturate: what
-lies beyond the largest number becomes infinity where there is one, else NaN, as in ``ml_dtypes``.
+8-bit floats follow OCP's 8-bit specification, as in CUDA and ONNX. Conversions round to nearest even without
+saturation: values beyond the largest become infinity where the dtype has one, else NaN, as in ``ml_dtypes``.
 """
 
 from __future__ import annotations
@@ -20,103 +18,71 @@ from roller.errors import LaunchError
 
 @dataclass(frozen=True)
 class DType:
-    """What is known of a dtype.
-
-    Parameters
-    ----------
-    name
-        As in expressions, in TVM and in ``ml_dtypes``.
-    kind
-        ``"float"``, ``"int"``, ``"uint"`` or ``"bool"``.
-    itemsize_bytes
-        Bytes of one element.
-    onnx
-        Number of ``onnx.TensorProto.DataType``.
-    accumulator
-        Dtype sums are accumulated in unless the user says otherwise.
-    c_types
-        Names of the element type in emitted CUDA and HIP text, the usual one first.
-    rank
-        Place in the order of promotion among its kind: of two dtypes, the operation is computed in the higher.
-    digits
-        Significant binary digits of a float, the leading one included.
-    exponents
-        Least and greatest exponent of normal numbers ``1.x * 2**e``.
-    largest
-        Largest finite number, of floats.
-    has_infinity
-        Whether what is beyond that is infinite; else it is NaN.
-    keeps_small
-        Whether no device flushes subnormal numbers to zero.
-    bits
-        Dtype whose bits travel in place of this one where NumPy has none of this name; else ``""``.
-    aliases
-        Other names a user may write.
-    """
+    """One dtype and its numeric properties."""
 
     name: str
     kind: str
     itemsize_bytes: int
-    onnx: int
-    accumulator: str
-    c_types: tuple[str, ...]
-    rank: int
-    digits: int = 0
-    exponents: tuple[int, int] = (0, 0)
+    onnx: int  #: Number in ``onnx.TensorProto.DataType``
+    accumulator: str  #: Default dtype of sums
+    c_types: tuple[str, ...]  #: Names of the element type in emitted CUDA and HIP source, the usual one first
+    rank: int  #: Promotion order within a kind: an operation on two dtypes computes in the one of higher rank
+    digits: int = 0  #: Significant binary digits, including the implicit leading one
+    exponents: tuple[int, int] = (0, 0)  #: Minimum and maximum exponent of normal numbers ``1.x * 2**e``
     largest: float = 0.0
-    has_infinity: bool = True
-    keeps_small: bool = False
-    bits: str = ""
-    aliases: tuple[str, ...] = ()
+    has_infinity: bool = True  #: Whether values beyond :attr:`largest` become infinity; else they become NaN
+    keeps_small: bool = False  #: Whether no device flushes subnormal numbers to zero
+    bits: str = ""  #: NumPy dtype that carries the bits where NumPy lacks this dtype; else ``""``
+    aliases: tuple[str, ...] = ()  #: Other names that users may write
 
     @property
     def is_float(self) -> bool:
-        """Whether it is one of floating point."""
+        """Whether it is a floating-point dtype."""
         return self.kind == "float"
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is floating point that units without it compute in float32; a conversion to it always rounds."""
+        """Whether units without it compute in float32 instead; a conversion to it always rounds."""
         return self.is_float and self.itemsize_bytes < 4
 
     @property
     def is_byte_float(self) -> bool:
-        """Whether it is floating point of 8 bits, which is converted by arithmetic on its bits."""
+        """Whether it is an 8-bit float, which is converted by arithmetic on its bits."""
         return self.is_float and self.itemsize_bytes == 1
 
     @property
     def epsilon(self) -> float:
-        """Distance from one to the next number."""
+        """Distance from 1 to the next larger number."""
         return float(2.0 ** (1 - self.digits))
 
     @property
     def smallest_normal(self) -> float:
-        """Least number with all digits."""
+        """Smallest positive normal number."""
         return float(2.0 ** self.exponents[0])
 
     @property
     def smallest(self) -> float:
-        """Least positive number: the spacing below :attr:`smallest_normal`."""
+        """Smallest positive number: the spacing below :attr:`smallest_normal`."""
         return self.smallest_normal * self.epsilon
 
     @property
     def flushed(self) -> float:
-        """Numbers below may be stored as zero."""
+        """Threshold below which numbers may be stored as zero."""
         return self.smallest if self.keeps_small else self.smallest_normal
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """NumPy's own dtype of the same bits."""
+        """NumPy dtype with the same bits."""
         return np.dtype(self.bits or self.name)
 
     @property
     def spare_bits(self) -> int:
-        """Digits that float32 has and this one has not."""
+        """Significand bits of float32 that this dtype lacks."""
         return 24 - self.digits
 
     @property
     def shifted_exponent(self) -> int:
-        """Bits of a float32 by which its exponent differs from this one's at the same place."""
+        """Difference of the exponent biases of float32 and this dtype, as bits of a float32."""
         return (127 - (1 - self.exponents[0])) << 23
 
     @property
@@ -126,27 +92,27 @@ class DType:
 
     @property
     def steps_bits(self) -> int:
-        """Bits of the float32 whose last digit is :attr:`smallest`."""
+        """Bits of the float32 whose last digit equals :attr:`smallest`."""
         return (127 + self.exponents[0] - (self.digits - 1) + 23) << 23
 
     @property
     def largest_byte(self) -> int:
-        """Byte of :attr:`largest`, of a byte float."""
+        """Byte that encodes :attr:`largest`, for 8-bit floats."""
         return 0x7E if not self.has_infinity else 0x80 - (1 << (self.digits - 1)) - 1
 
     @property
     def beyond_byte(self) -> int:
-        """Byte of what lies beyond :attr:`largest`: infinity, or NaN."""
+        """Byte for values beyond :attr:`largest`: infinity or NaN."""
         return self.largest_byte + 1
 
     @property
     def nan_byte(self) -> int:
-        """Byte of the usual NaN."""
+        """Byte that encodes the usual NaN."""
         return 0x7E if self.has_infinity else 0x7F
 
     @cached_property
     def of_bytes(self) -> np.ndarray:
-        """The number of every bit pattern of a byte float: float32, shape ``(256,)``."""
+        """Value of every bit pattern of an 8-bit float: float32, shape ``(256,)``."""
         pattern = np.arange(128)
         places = self.digits - 1
         field, fraction = pattern >> places, pattern & ((1 << places) - 1)
@@ -189,10 +155,8 @@ _ALIASES = {alias: name for name, row in DTYPES.items() for alias in row.aliases
 
 
 def canonical(name: Any) -> Any:
-    """Return the name a dtype has here, of one a user may write; anything else stays as it is.
+    """Return the canonical name of a dtype alias; any other value is returned unchanged.
 
-    Examples
-    --------
     >>> canonical("float8_e4m3"), canonical("float32")
     ('float8_e4m3fn', 'float32')
     """
@@ -200,17 +164,15 @@ def canonical(name: Any) -> Any:
 
 
 def is_float(name: str) -> bool:
-    """Whether a dtype is one of floating point."""
+    """Whether the named dtype is a floating-point dtype."""
     row = DTYPES.get(name)
     return row is not None and row.is_float
 
 
 @cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of a name; those it lacks come from the optional package ml_dtypes.
+    """Return the NumPy dtype of a name; dtypes that NumPy lacks come from the optional package ml_dtypes.
 
-    Examples
-    --------
     >>> numpy_dtype("float16").itemsize
     2
     """
@@ -231,10 +193,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def storage_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype whose bits a device holds: bfloat16 travels as uint16, float of 8 bits as uint8.
+    """Return the NumPy dtype of a device's bits: uint16 for bfloat16, uint8 for 8-bit floats.
 
-    Examples
-    --------
     >>> storage_dtype("bfloat16"), storage_dtype("float16")
     (dtype('uint16'), dtype('float16'))
     """
@@ -243,17 +203,15 @@ def storage_dtype(name: str) -> np.dtype[Any]:
 
 
 def bits_of(array: Any) -> np.ndarray:
-    """Return an array as NumPy alone can name it: of dtypes that extend NumPy, its bits."""
+    """Return an array in a dtype of NumPy itself: its bits where its dtype extends NumPy."""
     found = np.asarray(array)
     row = DTYPES.get(found.dtype.name)
     return found if row is None or not row.bits else np.ascontiguousarray(found).view(row.storage)
 
 
 def values_of(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return stored elements as numbers: bits become float32, all else stays.
+    """Return stored elements as numbers: bit patterns become float32, other arrays are returned unchanged.
 
-    Examples
-    --------
     >>> float(values_of(np.array([0x3FC0], np.uint16), "bfloat16")[0])
     1.5
     """
@@ -266,10 +224,8 @@ def values_of(bits: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def stored_of(values: Any, dtype: str) -> np.ndarray:
-    """Return numbers as a device stores them; the inverse of :func:`values_of`, rounding to nearest even.
+    """Return numbers in storage form, rounded to nearest even; the inverse of :func:`values_of`.
 
-    Examples
-    --------
     >>> hex(int(stored_of(np.array([1.5]), "bfloat16")[0]))
     '0x3fc0'
     >>> [hex(int(b)) for b in stored_of(np.array([448.0, 464.0, 465.0, -0.0]), "float8_e4m3fn")]
@@ -289,16 +245,14 @@ def stored_of(values: Any, dtype: str) -> np.ndarray:
 
 
 def bfloat16_in_float32(single: np.ndarray) -> np.ndarray:
-    """Return the bits (uint64) of float32 numbers, no NaN, rounded to those of bfloat16: the upper half counts."""
+    """Return bits (uint64) of non-NaN float32 numbers rounded to bfloat16; only the upper half is valid."""
     bits = np.asarray(single).view(np.uint32).astype(np.uint64)
     return np.asarray(bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1)))
 
 
 def stored(value: Any, dtype: str) -> np.ndarray:
-    """Return float64 numbers rounded to a floating-point dtype, to nearest even; beyond its largest infinity or NaN.
+    """Return float64 numbers rounded to a float dtype, to nearest even; overflow gives infinity or NaN.
 
-    Examples
-    --------
     >>> stored(np.array([1 / 3, 1e6, 57345.0]), "float8_e5m2").tolist()
     [0.3125, inf, 57344.0]
     """

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, whoever is killed or interrupted while they are written."""
+"""Reads regular files only, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from typing import BinaryIO
 
 
 def try_folder(folder: Path) -> None:
-    """Make and remove something in a folder, so that one that cannot be written is known before any work.
-
-    Permissions alone do not tell: file systems are read-only, or take no files, for root too.
-    """
+    """Make and remove a subfolder, to detect an unwritable folder before any work."""
+    # Permission bits are not enough: a file system can be read-only or refuse files, for root too.
     os.rmdir(tempfile.mkdtemp(prefix=".", dir=folder))
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file to read; a pipe or a device, which may never end or never begin, is none."""
+    """Open a regular file to read; refuse a pipe or a device, which may block forever."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
@@ -33,18 +31,18 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a file; see :func:`open_file`."""
+    """Return the content of a regular file."""
     with open_file(path) as file:
         return file.read()
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return the text of a file; see :func:`open_file`. ``UnicodeDecodeError`` where it is none."""
+    """Return the UTF-8 text of a regular file, with Unix line ends."""
     return read_file(path).decode("utf-8").replace("\r\n", "\n")
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone, whatever files are made for."""
+    """Make a folder and its missing parents with mode 0700."""
     if folder.is_dir():
         return
     if folder.parent != folder:
@@ -56,12 +54,10 @@ def private_folder(folder: Path) -> None:
 def whole_file(
     path: Path, *, durable: bool = False, beside: Path | None = None, mode: int = 0o666
 ) -> Iterator[BinaryIO]:
-    """Yield a file to fill, which becomes ``path`` at the end; nothing is left of it where filling fails.
-
-    It gets the permissions of any other file the user makes, unlike those of ``tempfile``.
-    """
+    """Yield a temporary file that replaces ``path`` when the block succeeds and is removed when it fails."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is a folder, a pipe or a device", os.fspath(path))
+    # Not tempfile: the file gets the permissions of any other file the user makes.
     folder = path.absolute().parent if beside is None else beside
     temporary = folder / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)

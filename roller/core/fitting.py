@@ -1,8 +1,4 @@
-"""Formulas found from numbers at some sizes: they give every one of these, or are not found.
-
-What a formula may be made of is listed, and tried from simple to long: products of sizes, quotients, products of these,
-and sums of several. Formulas that give the same numbers are kept as rivals, which other sizes tell apart.
-"""
+"""Finds formulas that reproduce numbers known at some sizes."""
 
 from __future__ import annotations
 
@@ -18,30 +14,22 @@ import numpy as np
 
 from roller.core.formulas import Atom, Formula
 
-#: How much larger than the numbers a factor or constant of their formula may be.
+#: Maximum ratio of a formula's factor or constant to the largest fitted number.
 _FACTOR = 8
-#: Sizes multiplied in one monomial at most.
+#: Maximum number of sizes in one monomial.
 _DEGREE = 3
-#: Numbers that five unknown ones are found from.
+#: Minimum number of values from which five unknowns are found.
 _BOX_POINTS = 7
-#: Products of three quotients that are tried.
+#: Maximum number of products of three quotients to try.
 _MOST_TRIPLES = 12000
-#: Formulas of two terms that give the same numbers, and are kept to be told apart.
+#: Maximum number of equivalent two-term formulas to keep as rivals.
 _MOST_RIVALS = 40
-#: Values beyond the unknown numbers of a polynomial.
+#: Values needed beyond the number of unknowns of a polynomial.
 _TO_SPARE = 2
 
 
 class _Terms(Sequence[tuple[Atom, ...]]):
-    """Products of atoms, which become objects only where one is asked for: there are tens of thousands.
-
-    Parameters
-    ----------
-    atoms
-        What is multiplied.
-    at
-        Positions ``(products, factors)`` of the atoms of every product.
-    """
+    """Products of atoms as positions ``at`` (products, factors): tens of thousands, of which few become objects."""
 
     def __init__(self, atoms: Sequence[Atom], at: np.ndarray) -> None:
         self.atoms, self.at = tuple(atoms), at
@@ -63,22 +51,20 @@ class _Terms(Sequence[tuple[Atom, ...]]):
     @overload
     def __getitem__(self, row: slice) -> list[tuple[Atom, ...]]: ...
     def __getitem__(self, row: int | slice) -> tuple[Atom, ...] | list[tuple[Atom, ...]]:
-        """Return a product."""
         if isinstance(row, slice):
             return [self[n] for n in range(*row.indices(len(self)))]
         return tuple(self.atoms[n] for n in self.at[row].tolist())
 
     def __len__(self) -> int:
-        """How many products there are."""
         return len(self.at)
 
     def where(self, wanted: Callable[[Atom], bool]) -> _Terms:
-        """Return the products whose first atom is wanted."""
+        """Return the products whose first atom satisfies ``wanted``."""
         held = np.array([wanted(a) for a in self.atoms], bool)
         return _Terms(self.atoms, self.at[held[self.at[:, 0]]])
 
     def values(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the products ``(products, points)`` at several sizes, by name an array of their values."""
+        """Return the products at several sizes, shape ``(products, points)``; each name maps to an array of sizes."""
         if not len(self):
             return np.empty((0, len(next(iter(sizes.values())))), np.int64)
         monomials = np.stack([math.prod(sizes[n] for n in m) for m in self._monomials])
@@ -95,15 +81,7 @@ class _Terms(Sequence[tuple[Atom, ...]]):
 
 
 class _Space:
-    """What formulas of some sizes may be made of: lists of products of atoms, made once for all that are found.
-
-    Parameters
-    ----------
-    names
-        Of the sizes.
-    divisors, dividends
-        As of :class:`Fitter`; dividends as factors and products of sizes.
-    """
+    """Cached lists of candidate products for formulas of the given sizes."""
 
     def __init__(
         self, names: tuple[str, ...], divisors: tuple[int, ...], dividends: tuple[tuple[int, tuple[str, ...]], ...]
@@ -112,26 +90,26 @@ class _Space:
 
     @cached_property
     def monomials(self) -> _Terms:
-        """Products of sizes."""
+        """Products of up to :data:`_DEGREE` sizes."""
         names = self.names
         every = [c for n in range(1, _DEGREE + 1) for c in itertools.combinations_with_replacement(names, n)]
         return _Terms.lone([Atom(c) for c in every])
 
     @cached_property
     def short(self) -> list[tuple[int, tuple[str, ...]]]:
-        """Products of few sizes, each with the factor 1."""
+        """Monomials below the maximum degree, each with the factor 1."""
         return [(1, a.sizes) for a in self.monomials.atoms if len(a.sizes) < _DEGREE]
 
     @cached_property
     def parted(self) -> _Terms:
-        """Quotients and remainders, those of short monomials first."""
+        """Quotients and remainders, first those of short monomials."""
         parted = [*self.short, *dict.fromkeys(self.dividends)]
         ways = ("ceil", "floor", "mod")
         return _Terms.lone([Atom(m, how, d, f) for f, m in parted for d in self.divisors for how in ways])
 
     @cached_property
     def products(self) -> _Terms:
-        """Products of a quotient and a product of sizes, and of two quotients."""
+        """Products of a quotient and a monomial, and of two quotients."""
         parted, alone = self.parted.atoms, self.monomials.atoms
         ratios = np.array([n for n, a in enumerate(parted) if a.how != "mod"], np.intp)
         counts = np.array([n for n, a in enumerate(parted) if a.how == "ceil"], np.intp)
@@ -142,7 +120,7 @@ class _Space:
 
     @cached_property
     def triples(self) -> _Terms:
-        """Products of three sizes, each whole or its quotient rounded up: tasks of three axes."""
+        """Products of three different sizes, each whole or as a rounded-up quotient: task counts over three axes."""
         alone: dict[str, list[Atom]] = {n: [Atom((n,))] for n in self.names}
         for a in self.parted.atoms:
             if a.how == "ceil" and len(a.sizes) == 1 and a.factor == 1:
@@ -155,7 +133,7 @@ class _Space:
 
     @cached_property
     def shares(self) -> _Terms:
-        """Numbers shared among quotients."""
+        """Numbers divided by a quotient."""
         counts = [a for a in self.parted.atoms if a.how == "ceil"]
         lone = [Atom(sizes, "ceil", 1) for _, sizes in self.short]  # tiles of one element
         several = [replace(a, how="share", whole=n) for a in (*lone, *counts) for n in self.divisors if n > a.by]
@@ -163,12 +141,12 @@ class _Space:
 
     @cached_property
     def both(self) -> _Terms:
-        """Products of sizes, and quotients."""
+        """Monomials and quotients."""
         return _Terms.lone([*self.monomials.atoms, *self.parted.atoms])
 
     @cached_property
     def lone(self) -> _Terms:
-        """Products whose first quotient is of one size."""
+        """Products whose first quotient has a single size."""
         return self.products.where(lambda a: len(a.sizes) == 1)
 
 
@@ -180,16 +158,16 @@ def _space(
 
 
 class Fitter:
-    """Finds formulas of numbers known at some sizes.
+    """Finds formulas for numbers known at some sizes.
 
     Parameters
     ----------
     points
-        The sizes by name at which numbers are known.
+        Sizes by name at which the numbers are known.
     divisors
-        Numbers that sizes may be divided by: tiles, and products of them.
+        Numbers that may divide sizes: tile extents and their products.
     dividends
-        What may be divided, beside products of sizes: extents.
+        Extents that may be divided, in addition to products of sizes.
     """
 
     def __init__(
@@ -210,20 +188,20 @@ class Fitter:
         self._space = _space(tuple(sorted(self.points[0])), several, tuple(dict.fromkeys(parts)))
         self._found: dict[tuple[int, ...], Formula | None] = {}
         self._known: dict[int, tuple[_Terms, np.ndarray]] = {}
-        #: Formulas that give the same numbers as one that was found, with it: other sizes may tell them apart.
+        #: Groups of formulas that agree at all points; other sizes may tell them apart.
         self.rivals: list[tuple[Formula, ...]] = []
-        #: Numbers that whoever uses it asks for, one after another.
+        #: Requests of the caller, in order.
         self.asked: list[tuple[int, ...]] = []
 
     def fit(self, values: Sequence[int]) -> Formula | None:
-        """Return the simplest formula that gives every value; ``None`` where there is none."""
+        """Return the simplest formula that gives every value, or ``None``."""
         key = tuple(values)
         if key not in self._found:
             self._found[key] = Formula(key[0]) if len(set(key)) == 1 else self._searched(key)
         return self._found[key]
 
     def product(self, values: Sequence[int]) -> Formula | None:
-        """Return the multiple of a product of sizes that gives every value; ``None`` where there is none."""
+        """Return the multiple of a monomial that gives every value, or ``None``."""
         found = self._one(tuple(values), self._space.monomials)
         return found if found is not None and found.product is not None else None
 
@@ -244,10 +222,8 @@ class Fitter:
         )
 
     def _box(self, values: tuple[int, ...]) -> Formula | None:
-        """Return ``z * (a * x + b) * (c * y + d)``: points of ``z`` images with their edges.
-
-        A polynomial of three sizes has twice as many unknown numbers, and there may be too few points for it.
-        """
+        """Return ``z * (a * x + b) * (c * y + d)``, such as the points of ``z`` images with their borders."""
+        # A polynomial of three sizes has twice as many unknowns and may need more points than there are.
         if len(self.points) < _BOX_POINTS:
             return None
         for x, y, z in itertools.permutations(self._space.names, 3):
@@ -267,7 +243,7 @@ class Fitter:
         return _by_name(self.points)
 
     def doubtful(self, several: Sequence[Mapping[str, int]]) -> list[bool]:
-        """Return of sizes whether formulas that agree so far differ there: the number says which of them is meant."""
+        """Return for each sizes whether rival formulas differ there, so that a value there decides between them."""
         if not several:
             return []
         found, at = np.zeros(len(several), bool), _by_name(several)
@@ -278,7 +254,6 @@ class Fitter:
         return [bool(x) for x in found]
 
     def _one(self, values: tuple[int, ...], several: _Terms) -> Formula | None:
-        """Return ``factor * atoms + const``, first of all without the constant."""
         if not several:
             return None
         columns, wanted = self._columns(several), np.array(values, np.int64)
@@ -297,14 +272,10 @@ class Fitter:
         return found[0] if found else None
 
     def _polynomial(self, values: tuple[int, ...]) -> Formula | None:
-        """Return a sum of many monomials: products of dimensions that are longer than a size, ``(2h - 1) * (2w - 1)``.
-
-        There are as many unknown numbers as monomials, and more values than these.
-        """
+        """Return a sum of many monomials, as ``(2h - 1) * (2w - 1)`` needs."""
         return self._sum(values, self._low_monomials)
 
     def _sum(self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]]) -> Formula | None:
-        """Return the sum of all of some products of atoms that gives every value."""
         if len(self.points) < len(several) + _TO_SPARE:
             return None
         terms = [[math.prod(a.at(p) for a in x) for x in several] for p in self.points]
@@ -317,7 +288,7 @@ class Fitter:
         return made if all(made.at(p) == v for p, v in zip(self.points, values, strict=True)) else None
 
     def _boxes(self, values: tuple[int, ...]) -> Formula | None:
-        """Return the product of two sums, each of a number and of a size or its quotient: ``(4 * c + 2) * (w + 2)``."""
+        """Return the product of two sums, each of a constant and a size or quotient: ``(4 * c + 2) * (w + 2)``."""
         counts = [a for a in self._space.both.atoms if a.how in ("*", "ceil") and a.factor == 1]
         lone = [a for a in counts if len(a.sizes) == 1]
         pairs = [(a, b) for a, b in itertools.combinations(lone, 2) if a.sizes != b.sizes]
@@ -328,18 +299,17 @@ class Fitter:
 
     @cached_property
     def _low_monomials(self) -> list[tuple[Atom, ...]]:
-        """Sizes, and products of different ones."""
+        """Monomials without repeated sizes."""
         return [m for m in self._space.monomials if len(set(m[0].sizes)) == len(m[0].sizes)]
 
     def _two(self, values: tuple[int, ...], several: _Terms, others: _Terms) -> Formula | None:
-        """Return ``f * atoms + g * atoms + const``."""
-        if len(self.points) < 5 or not several:  # three unknown numbers need some more to be held against
+        if len(self.points) < 5 or not several:  # three unknowns need further values as a check
             return None
         wanted = np.array(values, np.float64)
         every, rest = self._columns(several).astype(float), self._columns(others).astype(float)
         middle = wanted - wanted.mean()
         one, two = every - every.mean(axis=1, keepdims=True), rest - rest.mean(axis=1, keepdims=True)
-        # Normal equations of all pairs at once; a formula that is found is held against all values exactly.
+        # Normal equations of all pairs at once; every formula found is then checked exactly.
         a, b, c = (one**2).sum(axis=1)[:, None], one @ two.T, (two**2).sum(axis=1)[None, :]
         x, y = (one @ middle)[:, None], (two @ middle)[None, :]
         det = a * c - b * b
@@ -350,7 +320,7 @@ class Fitter:
         n, m = np.nonzero(fine & (f != 0) & (g != 0) & (np.abs(f) <= most) & (np.abs(g) <= most))
         f, g = f[n, m], g[n, m]
         const = np.rint(wanted.mean() - f * every.mean(axis=1)[n] - g * rest.mean(axis=1)[m])
-        for at in range(len(wanted)):  # most pairs fail at the first of them
+        for at in range(len(wanted)):  # most pairs fail at the first point
             near = np.abs(f * every[n, at] + g * rest[m, at] + const - wanted[at]) < 0.5
             if at == 0:
                 near &= np.abs(const) <= most

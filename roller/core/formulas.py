@@ -1,9 +1,4 @@
-"""Whole numbers as functions of sizes, and their values; what finds them is :mod:`roller.core.fitting`.
-
-What a compiler writes for one shape is full of numbers that come from its sizes: extents, strides, counts of tiles.
-Each is a product of sizes, of quotients of them by a tile and of remainders, with a factor and a constant:
-``64 * b * s``, ``ceil(s / 32) * b``, ``s - 16``.
-"""
+"""Integer formulas of sizes; :mod:`roller.core.fitting` finds them."""
 
 from __future__ import annotations
 
@@ -13,43 +8,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The largest number that one over it is known by.
+#: Largest integer that is recognised by its inverse.
 _MOST_INVERTED = 1 << 22
 
 
 @dataclass(frozen=True)
 class Atom:
-    """A monomial of sizes, or its quotient or remainder by a number.
+    """A monomial of sizes, or its quotient or remainder by a number."""
 
-    Parameters
-    ----------
-    sizes
-        Names of the sizes that are multiplied; one that is squared stands twice.
-    how
-        ``"*"``: the product itself; ``"ceil"``, ``"floor"``: its quotient by :attr:`by`, rounded; ``"mod"``: the rest;
-        ``"share"``: :attr:`whole` divided by the first quotient, both rounded up.
-    by
-        Divisor.
-    factor
-        What the product is multiplied by before it is divided.
-    whole
-        What is shared.
-    shift
-        Added before the rounded quotient of ``"floor"``.
-    """
-
-    sizes: tuple[str, ...]
+    sizes: tuple[str, ...]  #: Names of the factors, repeated for powers
+    #: ``"*"``: the monomial itself; ``"ceil"``, ``"floor"``: its rounded quotient by :attr:`by`; ``"mod"``: the
+    #: remainder; ``"share"``: :attr:`whole` divided by the ``"ceil"`` quotient, rounded up.
     how: str = "*"
     by: int = 1
-    factor: int = 1
-    whole: int = 1
-    shift: int = 0
+    factor: int = 1  #: Multiplies the monomial before the division
+    whole: int = 1  #: Dividend of ``"share"``
+    shift: int = 0  #: Added to the dividend of ``"floor"``
 
     def __str__(self) -> str:
-        """Return it as text.
+        """Return the atom as text.
 
-        Examples
-        --------
         >>> str(Atom(("b", "s"), "ceil", 4)), str(Atom(("s",), "floor", 2, shift=1)), str(Atom(("s",), "mod", 8))
         ('ceil(b * s / 4)', 'floor((s + 1) / 2)', '(s % 8)')
         """
@@ -64,7 +42,7 @@ class Atom:
         return f"{self.how}({held} / {self.by})"
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Return its value."""
+        """Return the value for the given sizes."""
         value = self.factor * math.prod(sizes[n] for n in self.sizes)
         if self.how == "*":
             return value
@@ -75,7 +53,7 @@ class Atom:
         return -(-value // self.by) if self.how == "ceil" else (value + self.shift) // self.by
 
     def of_many(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return its values at several sizes, by name an array of their values."""
+        """Return the values for arrays of sizes."""
         value: np.ndarray = np.asarray(self.factor * math.prod(sizes[n] for n in self.sizes))
         if self.how == "mod":
             value = value % self.by
@@ -86,7 +64,7 @@ class Atom:
         return value
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """Return the largest value that computing it passes through."""
+        """Return an upper bound of all intermediate values."""
         return self.factor * math.prod(sizes[n] for n in self.sizes) + self.by + self.whole
 
 
@@ -104,10 +82,8 @@ class Formula:
     terms: tuple[tuple[int, tuple[Atom, ...]], ...] = ()
 
     def __str__(self) -> str:
-        """Return it as text.
+        """Return the formula as text.
 
-        Examples
-        --------
         >>> str(Formula(2, ((3, (Atom(("b",)), Atom(("s",), "ceil", 4))),)))
         '3 * b * ceil(s / 4) + 2'
         >>> str(Formula(-1, ((-2, (Atom(("s",)),)), (1, (Atom(("b",)),))))), str(Formula(0))
@@ -122,18 +98,18 @@ class Formula:
         return f"-{text[3:]}" if text.startswith(" - ") else text[3:]
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Return its value at some sizes."""
+        """Return the value for the given sizes."""
         return self.const + sum(factor * math.prod(a.at(sizes) for a in atoms) for factor, atoms in self.terms)
 
     def of_many(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return its values at several sizes, by name an array of their values."""
+        """Return the values for arrays of sizes."""
         found = np.full(len(next(iter(sizes.values()))), self.const, np.int64)
         for factor, atoms in self.terms:
             found += factor * math.prod(a.of_many(sizes) for a in atoms)
         return found
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """Return the largest absolute value that computing it passes through, with terms in their order."""
+        """Return the largest absolute intermediate value of a left-to-right evaluation."""
         total, most = 0, abs(self.const)
         for factor, atoms in self.terms:
             term = 1
@@ -146,12 +122,12 @@ class Formula:
 
     @property
     def sizes(self) -> frozenset[str]:
-        """The sizes it depends on."""
+        """The sizes that the formula depends on."""
         return frozenset(n for _, atoms in self.terms for a in atoms for n in a.sizes)
 
     @property
     def product(self) -> tuple[str, ...] | None:
-        """The sizes it is a multiple of the product of; ``None`` where it is more than that."""
+        """The monomial whose multiple the formula is, or ``None``."""
         alone = len(self.terms) == 1 and not self.const and len(self.terms[0][1]) == 1
         atom = self.terms[0][1][0] if alone else None
         return atom.sizes if atom is not None and atom.how == "*" else None
@@ -159,20 +135,18 @@ class Formula:
 
 @dataclass(frozen=True)
 class Inverse:
-    """One over a whole number that depends on sizes, as a mean multiplies by."""
+    """One over an integer formula, such as the factor of a mean."""
 
     formula: Formula
 
     def at(self, sizes: Mapping[str, int]) -> float:
-        """Return its value at some sizes."""
+        """Return the value for the given sizes."""
         return 1 / self.formula.at(sizes)
 
     @staticmethod
     def of(value: object) -> int | None:
-        """Return what a number is one over, where that is a whole number.
+        """Return the integer whose inverse the value is, or ``None``.
 
-        Examples
-        --------
         >>> Inverse.of(1 / 49), Inverse.of(0.3), Inverse.of(1.0)
         (49, None, None)
         """

@@ -1,4 +1,4 @@
-"""The collector of cyclic garbage, held back while one large thing is built from many small objects that stay."""
+"""Pauses the cyclic garbage collector while one large object is built from many small ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ _STATE = {"holders": 0, "was_enabled": False}
 
 
 class _Lock:
-    """A lock that a forked child has free, though another thread of its parent held it."""
+    """A lock that is replaced in a forked child, where the thread that held it does not exist."""
 
     held = threading.Lock()
 
 
 def _in_child() -> None:
-    """Let the collector of a forked child go on: whatever thread held it back is not there.
-
-    It leaves alone what the child inherited. Garbage of the parent may own threads, which the child does not have: what
-    waits for them in its destructor (a session of ONNX Runtime) would wait for ever.
-    """
+    """Resume collection in a forked child, without collecting what it inherited."""
+    # Inherited garbage may own threads that the child does not have: a destructor that waits for them (a session of
+    # ONNX Runtime) would wait for ever.
     _Lock.held = threading.Lock()
     if _STATE["holders"]:
         gc.freeze()
@@ -37,14 +35,8 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Collect no cyclic garbage inside; of holders in several threads or nested ones, the last to leave lets it go on.
+    """Pause cyclic garbage collection inside; with nested or concurrent pauses, the last exit resumes it.
 
-    The collector looks at every live object again and again while a model of 10^5 nodes grows: 40 % of the processor
-    time of reading and fusing it, to find nothing. Counted references free what is dropped as ever. A child forked
-    inside collects what is its own, and never what it inherited. Also a decorator.
-
-    Examples
-    --------
     >>> with gc_paused():
     ...     gc.isenabled()
     False

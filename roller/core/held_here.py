@@ -1,4 +1,4 @@
-"""Objects whose code or memory belongs to this process, and what is said to who would copy them."""
+"""Objects that own code or memory of this process and refuse to be copied or pickled."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from roller.errors import RollerError
 
 
 class HeldHere:
-    """Something that holds loaded code: it is not copied or pickled, which would share or lose what it holds.
-
-    A class says in ``other_way`` what does what its user wants.
-    """
+    """Base of objects that own loaded code; ``other_way`` names the alternative to copying or pickling them."""
 
     other_way: ClassVar[str] = "Make it anew where it is needed."
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse to be pickled, and to be copied, which asks for the same."""
+        """Refuse to be pickled or copied."""
         raise RollerError(
             f"{type(self).__name__}: expected what can be copied or pickled, got code and memory of this process. "
             f"{self.other_way}"

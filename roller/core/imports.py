@@ -1,4 +1,4 @@
-"""Imports that do not bring along what nobody asked for."""
+"""Imports without slow optional dependencies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 class _Refusing(MetaPathFinder):
-    """Finds no package of a name in the thread that made it: whoever can do without it there does."""
+    """Import finder that hides one package from the thread that created it."""
 
     def __init__(self, package: str) -> None:
         self._package, self._thread = package, threading.get_ident()
@@ -20,7 +20,7 @@ class _Refusing(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Refuse the package, and let others find the rest."""
+        """Raise for the hidden package and defer to other finders for the rest."""
         if fullname == self._package and threading.get_ident() == self._thread:
             raise ModuleNotFoundError(f"{fullname} is left out of this import", name=fullname)
         return None
@@ -28,12 +28,8 @@ class _Refusing(MetaPathFinder):
 
 @contextmanager
 def left_out(package: str) -> Iterator[None]:
-    """Import without an optional package of the imported one, which takes seconds to load where it is installed.
+    """Import without an optional dependency; other threads, later imports and a loaded package are unaffected.
 
-    It is a package like any other afterwards, and all the while in other threads; one that is loaded already stays.
-
-    Examples
-    --------
     >>> with left_out("this"):
     ...     import this
     Traceback (most recent call last):

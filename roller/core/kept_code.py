@@ -1,7 +1,7 @@
-"""Libraries that are kept and loaded as code: whoever could have written them is known, and so is that they are whole.
+"""Cached shared libraries, loaded only if they are intact and no other user could have written them.
 
-A library that was cut short kills the process that maps it (SIGBUS), and one that somebody else wrote runs their code.
-So a folder of them is this user's alone, each file carries a checksum, and what was verified is what is loaded.
+A truncated library kills the process that maps it (SIGBUS), and a foreign one runs foreign code. So the folder is
+private to the user, every file carries a checksum, and the verified bytes are the ones loaded.
 """
 
 from __future__ import annotations
@@ -19,24 +19,20 @@ from roller.core.files import private_folder, whole_file
 from roller.errors import RollerWarning
 
 _SUM_BYTES = hashlib.sha256().digest_size
-#: Where a cache folder has libraries beside its kernels: the runner of models, and what the emulator runs.
+#: Subfolders of the cache with libraries: the model runner's and the emulator's.
 _FOLDERS = ("runner", "emulator")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UntrustedError(PermissionError):
-    """Somebody else may have written a file or folder whose content would run."""
+    """Another user may have written a file or folder whose content would run."""
 
     def __init__(self, path: str | os.PathLike[str], why: str) -> None:
         super().__init__(errno.EPERM, why, os.fspath(path))
 
 
 def strangers(state: os.stat_result) -> str | None:
-    """Return who else may have written a file or folder, in words; ``None`` where only this user and root can.
-
-    A group that has its user's name and nobody else in it is that user: many systems give each user one, and let it
-    write what the user makes.
-    """
+    """Return in words who else may have written a file or folder, or ``None`` for only this user and root."""
     if not hasattr(os, "geteuid"):
         return None
     me = os.geteuid()
@@ -49,7 +45,7 @@ def strangers(state: os.stat_result) -> str | None:
 
 
 def _is_group_of(user: int, group: int) -> bool:
-    """Whether a group has one member, its user; that of root is taken for no such group, as containers share it."""
+    """Whether the group is the user's private group; root's is not, because containers share it."""
     if user == 0:
         return False
     try:
@@ -63,7 +59,7 @@ def _is_group_of(user: int, group: int) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that others can write; one that is not there yet is nobody's."""
+    """Raise where other users can write the folder; a missing folder passes."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         why = strangers(os.stat(folder))
         if why is not None:
@@ -71,15 +67,15 @@ def check_folder(folder: Path) -> None:
 
 
 def own_folder(folder: Path) -> Path:
-    """Return a folder that this user alone writes, made where it is missing; see :func:`check_folder`."""
+    """Return a folder that only this user can write, created where missing."""
     private_folder(folder)
     check_folder(folder)
     return folder
 
 
 def read_kept(path: Path) -> bytes:
-    """Return what :func:`write_kept` wrote: the bytes that were verified, not the file, which may change meanwhile."""
-    # A pipe of that name would be waited for.
+    """Return the bytes of a library that :func:`write_kept` wrote, after verifying owner and checksum."""
+    # O_NONBLOCK: opening a pipe of that name must not block.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):
@@ -95,13 +91,13 @@ def read_kept(path: Path) -> bytes:
 
 
 def write_kept(path: Path, image: bytes) -> None:
-    """Keep a library with its checksum, whole or not at all, writable by nobody else."""
+    """Write a library with its checksum, atomically and with mode 0600."""
     with whole_file(path, mode=0o600) as file:
         file.write(image + hashlib.sha256(image).digest())
 
 
 def kept(path: Path) -> bytes | None:
-    """Return a library that is kept, ``None`` where it is to be built; a damaged one is said once and replaced."""
+    """Return a cached library, or ``None`` to build it; warn once about a damaged one."""
     try:
         return read_kept(path)
     except ValueError as err:
@@ -114,13 +110,13 @@ def kept(path: Path) -> bytes | None:
 
 
 def refused(err: OSError) -> None:
-    """Say once that a folder is not used, and what to do."""
+    """Warn once that a folder is not used because others can write it."""
     if isinstance(err, UntrustedError):
         _warn(refusal(err))
 
 
 def refusal(err: UntrustedError) -> str:
-    """Return the words for a folder that somebody else may have written."""
+    """Return the message for a folder that another user may have written."""
     return (
         f"{err.filename}: expected a cache that only you can write, got {err.strerror}. What lies there runs as code, "
         "so it is not used: take the right from others (chmod go-w), or set ROLLER_CACHE_DIR to a folder of your own."
@@ -133,7 +129,7 @@ def _warn(text: str) -> None:
 
 
 def clear_kept(cache: Path) -> None:
-    """Remove all libraries of a cache folder, also what a killed process left of one."""
+    """Remove all libraries of a cache folder, including temporary files of killed processes."""
     for name in _FOLDERS:
         for path in (cache / name).glob("*"):
             with contextlib.suppress(OSError):

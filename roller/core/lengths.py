@@ -1,4 +1,4 @@
-"""Lengths that follow from a size: behind a stride, with padding, grown by a factor."""
+"""Fits output lengths of strided, padded or scaled axes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from roller.core.formulas import Atom, Formula
 def quotients(
     points: Sequence[Mapping[str, int]], values: Sequence[int], most: int = 8
 ) -> Iterator[tuple[Formula, Formula]]:
-    """Yield ``floor((factor * size + shift) / divisor)`` that give every value, of the least shift and of the largest.
+    """Yield fits ``floor((factor * size + shift) / divisor)``, as pairs of the least and the largest shift.
 
-    Both are one formula where no other shift gives every value; else a size at which they differ tells them apart.
-
-    Examples
-    --------
     >>> points = [{"h": n} for n in (7, 8, 10, 13)]
     >>> [(f.at({"h": 15}), f == other) for f, other in quotients(points, [4, 4, 5, 7])]
     [(8, True)]
     """
+    # The pair is equal where only one shift fits; else a size at which the two differ tells them apart.
     for divisor in range(1, most + 1):
         for factor in range(1, most + 1 if divisor == 1 else 2):
             for name in points[0]:

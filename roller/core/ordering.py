@@ -1,4 +1,4 @@
-"""The same rows on every processor: numpy's partitions order equal values as the vector instructions at hand do."""
+"""Selection of the smallest values with the same order on every processor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from numpy.typing import NDArray
 
 
 def cheapest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """Return the positions of the ``count`` least values in ascending order; of equal values the first ones count.
+    """Return the positions, ascending, of the ``count`` least values; of equal values the first ones, in linear time.
 
-    Linear in the number of values. ``np.argpartition`` leaves open which of equal values are taken, and its answer
-    differs between processors, and so did the programs that were constructed from it.
-
-    Examples
-    --------
     >>> cheapest(np.array([3.0, 1.0, 2.0, 1.0, 2.0]), 3).tolist()
     [1, 2, 3]
     """
@@ -23,6 +18,7 @@ def cheapest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
         return np.arange(len(values))
     if count < 1:
         return np.arange(0)
+    # Not np.argpartition: which of equal values it takes differs between processors.
     limit = np.partition(values, count - 1)[count - 1]
     chosen = values < limit
     chosen[np.flatnonzero(values == limit)[: count - int(chosen.sum())]] = True

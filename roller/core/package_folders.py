@@ -1,4 +1,4 @@
-"""Where this package is: folders that are shipped with it, and the environment in which other processes import it."""
+"""Locates data folders of the package, and the environment for subprocesses that import it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped_folder(name: str) -> Path:
-    """Return a folder of data: inside the package if installed, else of the checkout."""
+    """Return a data folder of the installed package or of the checkout."""
     for folder in (_PACKAGE / name, _PACKAGE.parent / name):
         if folder.is_dir():
             return folder
@@ -19,6 +19,6 @@ def shipped_folder(name: str) -> Path:
 
 
 def environment_with_package() -> dict[str, str]:
-    """Return the environment of a process that imports this package, which only ``sys.path`` here may know."""
+    """Return an environment for subprocesses in which this package can be imported."""
     paths = [str(_PACKAGE.parent), *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

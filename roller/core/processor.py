@@ -1,8 +1,7 @@
-"""What a processor must be able to do for a kernel, and how many of them this process is granted.
+"""CPU features that kernels need and this machine has, and the number of processors this process may use.
 
-Features are instruction sets that code generation uses on its own accord. A kernel names them as Linux does (``flags``
-and ``Features`` of ``/proc/cpuinfo``), so that a machine without one of them refuses it in words: the instruction would
-end the process. Elsewhere NumPy's own detection answers for those it knows; what nobody can tell is taken to be there.
+A kernel lists its features by Linux's names (``/proc/cpuinfo``), so that a machine without one refuses the kernel
+instead of dying on an illegal instruction. Elsewhere NumPy's detection answers; unknown features count as present.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import platform
 from collections.abc import Iterable
 from pathlib import Path
 
-#: Rows of ``/proc/cpuinfo`` that list features: of x86, of Arm.
+#: Keys of ``/proc/cpuinfo`` that list features: x86 and Arm.
 _ROWS = ("flags", "Features")
 #: LLVM's name, Linux' name and NumPy's name (empty where it has none). Features for operating systems, cryptography
 #: and tuning are not among them: no kernel contains their instructions.
@@ -40,10 +39,8 @@ _KNOWN = (
 
 
 def used_by(llvm_features: Iterable[str]) -> tuple[str, ...]:
-    """Return the features a kernel may use, as Linux names them, of those LLVM lists for a processor.
+    """Return, by Linux's names, the features that kernels may use among LLVM's features of a processor.
 
-    Examples
-    --------
     >>> used_by(["avx2", "fma", "sse4.2", "xsave", "fast-lzcnt"])
     ('avx2', 'fma', 'sse4_2')
     """
@@ -52,26 +49,22 @@ def used_by(llvm_features: Iterable[str]) -> tuple[str, ...]:
 
 
 def linux_name(llvm_feature: str) -> str:
-    """Return how Linux names a feature of LLVM's; empty where it is none that kernels are told by.
+    """Return Linux's name of an LLVM feature, or an empty string for a feature that kernels do not list.
 
-    Examples
-    --------
     >>> linux_name("avx512vnni")
     'avx512_vnni'
     """
     return next((linux for llvm, linux, _ in _KNOWN if llvm == llvm_feature), "")
 
 
-#: Linux' system call ``arch_prctl`` on x86-64, its request for a state of the processor, and the state of tiles (AMX).
+#: Linux's system call ``arch_prctl`` on x86-64, its request for a processor state, and the tile state (AMX).
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
 def tiles_permitted() -> bool:
-    """Whether the system lets this process use tile registers (AMX); it is asked once, for all threads.
-
-    Linux saves their 8 KiB only of processes that asked for them (``Documentation/arch/x86/xstate.rst``).
-    """
+    """Whether the system lets this process use tile registers (AMX); requested once for all threads."""
+    # Linux saves their 8 KiB only for processes that requested them (Documentation/arch/x86/xstate.rst).
     if platform.machine() != "x86_64" or not {"amx_tile"} <= _flags(Path("/proc/cpuinfo")):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -80,10 +73,8 @@ def tiles_permitted() -> bool:
 
 
 def missing(needed: Iterable[str]) -> tuple[str, ...]:
-    """Return the features among ``needed`` that this machine is known not to have.
+    """Return the features among ``needed`` that this machine is known to lack.
 
-    Examples
-    --------
     >>> missing(["a feature of tomorrow"])
     ()
     """
@@ -97,7 +88,7 @@ def missing(needed: Iterable[str]) -> tuple[str, ...]:
 
 @functools.cache
 def _flags(cpuinfo: Path) -> frozenset[str]:
-    """Return what every processor has, by ``/proc/cpuinfo``; empty where there is none."""
+    """Return the features common to all processors in ``/proc/cpuinfo``; empty without that file."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except (OSError, ValueError):
@@ -108,7 +99,6 @@ def _flags(cpuinfo: Path) -> frozenset[str]:
 
 @functools.cache
 def _of_numpy() -> dict[str, bool]:
-    """Return what NumPy has found out about this machine's features, by Linux' names."""
     try:
         found = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
     except (ImportError, AttributeError):  # a NumPy that keeps it elsewhere
@@ -117,10 +107,8 @@ def _of_numpy() -> dict[str, bool]:
 
 
 def usable_processors() -> int:
-    """Return how many processors this process may run on.
+    """Return the number of processors this process may run on.
 
-    Examples
-    --------
     >>> usable_processors() >= 1
     True
     """
@@ -128,15 +116,12 @@ def usable_processors() -> int:
 
 
 def granted(processors: int, root: Path = Path("/")) -> int:
-    """Return how many of the processors a process may run on it may keep busy: its control group can grant fewer.
+    """Return how many of the processors the control group lets the process keep busy.
 
-    A thread more than that makes the group stop all of them for the rest of each period.
-
-    Examples
-    --------
     >>> granted(4, Path("/no/such/folder"))
     4
     """
+    # With one thread more than granted, the group stops all threads for the rest of each period.
     group = root / "sys/fs/cgroup"
     limit = _words(group / "cpu.max") or [
         *_words(group / "cpu/cpu.cfs_quota_us"),
@@ -157,7 +142,7 @@ def _words(path: Path) -> list[str]:
 
 
 def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[float, float] | None:
-    """Return seconds that processors were busy, and that a hypervisor took from them, since the system started."""
+    """Return busy seconds and stolen seconds of the processors since boot."""
     names = {f"cpu{n}" for n in processors}
     try:
         lines = (root / "proc/stat").read_text().splitlines()
@@ -171,10 +156,8 @@ def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[
 
 @functools.cache
 def shares_cores(processors: tuple[int, ...], root: Path = Path("/")) -> bool:
-    """Whether two processors may be one core: their siblings say so, or a hypervisor may not tell.
+    """Whether two of the processors may share a core, by their siblings or because a hypervisor hides them.
 
-    Examples
-    --------
     >>> shares_cores((0,), Path("/no/such/folder"))
     False
     """

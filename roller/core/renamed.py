@@ -12,7 +12,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 _ROOM = "roller.insight"
-#: Packages that had such modules and are no more.
+#: Removed packages that contained such modules.
 PACKAGES = {"roller.explaining", "roller.model", "roller.onnx", "roller.search", "roller.varying"}
 #: Old module -> new modules of its names.
 MODULES = {
@@ -94,7 +94,7 @@ NAMES = {
 
 
 def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
-    """Warn that something has a new name."""
+    """Warn that a name is deprecated in favour of ``new``."""
     warnings.warn(f"{old} is now {new}; the old name goes with the next release.", DeprecationWarning, stacklevel)
 
 
@@ -116,13 +116,13 @@ def getattr_for_moved_names(old: str, homes: Sequence[str]) -> Callable[[str], A
 
 
 def replacement_of_method(old: str, module: str, name: str) -> Any:
-    """Return the function that replaces a method ``old``: by name, since its package is above the caller's."""
+    """Return the function that replaces the method ``old``; imported late, its package is above the caller's."""
     warn_renamed(old, f"{module}.{name}", 4)
     return getattr(import_module(module), name)
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds the old modules."""
+    """Import finder of the former modules."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname in PACKAGES:
@@ -137,12 +137,12 @@ class _Finder(MetaPathFinder, Loader):
         module.__getattr__ = getattr_for_moved_names(module.__name__, homes)  # type: ignore[method-assign]
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return code that runs the new module for ``python -m`` of the old one, which earlier folders name."""
+        """Return code that runs the new module for ``python -m`` of the former one."""
         (home,) = MODULES[fullname]
         return compile(f"from runpy import run_module\nrun_module({home!r}, run_name='__main__')", fullname, "exec")
 
 
 def install_module_finder() -> None:
-    """Install the finder of the old modules, once."""
+    """Install the finder of former modules, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -1,9 +1,4 @@
-"""Temporary folders that do not stay where a process was killed: the next one that needs a folder removes them.
-
-A folder holds a file that whoever fills it has locked. The kernel releases the lock with the last process that has the
-file open: also with a build that outlived its parent, also where containers share the folder of temporary files. What
-has no such file is nobody's business.
-"""
+"""Temporary folders that survive no killed process: the next process that needs one removes abandoned ones."""
 
 from __future__ import annotations
 
@@ -18,18 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX, _LOCK = "roller-scratch-", ".roller-scratch"
-#: A folder is left alone for so long (seconds): its file is made before it is locked.
+#: Minimum age of a removable folder (seconds): its file is created before it is locked.
 _YOUNG_S = 60.0
 
 
 @contextlib.contextmanager
 def scratch_folder(purpose: str = "") -> Iterator[str]:
-    """Yield a new temporary folder, which is removed at the end."""
+    """Yield a new temporary folder, removed at the end."""
     remove_abandoned(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix=_PREFIX + purpose, ignore_cleanup_errors=True) as folder:
         held = os.open(Path(folder, _LOCK), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            with contextlib.suppress(OSError):  # without locks nobody removes anything either
+            with contextlib.suppress(OSError):  # without locks no process removes folders either
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield folder
         finally:
@@ -38,7 +33,7 @@ def scratch_folder(purpose: str = "") -> Iterator[str]:
 
 @functools.cache
 def remove_abandoned(where: str) -> None:
-    """Remove folders of this user that nobody holds any more; once per process."""
+    """Remove this user's unlocked scratch folders, once per process."""
     with contextlib.suppress(OSError):
         for path in Path(where).glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError):

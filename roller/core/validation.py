@@ -1,8 +1,4 @@
-"""Arguments of public calls, checked once and made plain: Python's own numbers, paths, truth values.
-
-Whatever is passed (``None``, an array, NaN, 10**5000, a list that holds itself) ends in one error that names the
-argument; nothing here compares, prints or converts a value before its type is known.
-"""
+"""Checks arguments of public calls and converts them to plain Python values."""
 
 from __future__ import annotations
 
@@ -16,17 +12,15 @@ import numpy as np
 
 from roller.errors import LaunchError, RollerError, did_you_mean, shown
 
-#: Bytes of a file's name, and of a path with all its folders, that systems take.
+#: Maximum bytes of a file name and of a whole path.
 _MOST_NAME, _MOST_PATH = 255, 4096
-#: Largest number of anything that is counted: more does not fit what a machine counts in.
+#: Largest count: that of a 64-bit signed integer.
 MOST = 2**63 - 1
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is a whole number, Python's or NumPy's; True and False are none.
+    """Whether a value is an integer of Python or NumPy; booleans are not.
 
-    Examples
-    --------
     >>> [is_integer(v) for v in (3, np.int8(3), True, 3.0, np.array(3))]
     [True, True, False, False, False]
     """
@@ -34,10 +28,8 @@ def is_integer(value: object) -> bool:
 
 
 def flag(value: Any, where: str, *, error: type[RollerError] = RollerError, remedy: str = "Write either.") -> bool:
-    """Return a truth value.
+    """Return a boolean, or raise.
 
-    Examples
-    --------
     >>> flag(3, "cache")
     Traceback (most recent call last):
     roller.errors.RollerError: cache: expected True or False, got 3. Write either.
@@ -51,10 +43,8 @@ def whole_number(
     value: Any, where: str, least: int = 0, most: int = MOST, *, expected: str = "", remedy: str = "",
     error: type[RollerError] = RollerError,
 ) -> int:  # fmt: skip
-    """Return a whole number from ``least`` to ``most``; ``expected`` says it in other words.
+    """Return an integer from ``least`` to ``most``, or raise; ``expected`` overrides the error's wording.
 
-    Examples
-    --------
     >>> whole_number(np.int32(7), "seed"), whole_number(10**5000, "top_k", 1, 9)
     Traceback (most recent call last):
     roller.errors.RollerError: top_k: expected an integer of at least 1 and at most 9, got an integer of 16610 bits.
@@ -70,10 +60,8 @@ def number(
     value: Any, where: str, *, above: float | None = None, infinite: bool = False, expected: str, remedy: str = "",
     error: type[RollerError] = RollerError,
 ) -> float:  # fmt: skip
-    """Return a number of at least 0, or one above ``above``, as a float; infinity only where that is a meaning.
+    """Return a float of at least 0, or greater than ``above``, or raise; infinity needs ``infinite``.
 
-    Examples
-    --------
     >>> number(np.float32(0.5), "refine_s", expected="seconds of at least 0")
     0.5
     >>> number(10**5000, "refine_s", expected="seconds of at least 0")
@@ -92,10 +80,8 @@ def number(
 
 
 def one_of(value: Any, where: str, known: Iterable[str]) -> str:
-    """Return a word that is one of those known.
+    """Return a word of ``known``, or raise.
 
-    Examples
-    --------
     >>> one_of("gpuu", "kind", ("cpu", "gpu"))
     Traceback (most recent call last):
     roller.errors.RollerError: kind: expected one of ('cpu', 'gpu'), got 'gpuu'; did you mean 'gpu'?
@@ -108,10 +94,8 @@ def one_of(value: Any, where: str, known: Iterable[str]) -> str:
 
 
 def path(value: Any, where: str, *, error: type[RollerError] = RollerError, what: str = "a path") -> Path:
-    """Return a path, whether or not anything lies there.
+    """Return a valid path, existing or not, or raise.
 
-    Examples
-    --------
     >>> path("a/b", "path").name
     'b'
     >>> path(None, "path")
@@ -129,10 +113,8 @@ def path(value: Any, where: str, *, error: type[RollerError] = RollerError, what
 def sizes_of_call(
     where: str, ends: Mapping[str, tuple[int, int]], values: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return the sizes that ``at(*values, **named)`` says of a range, each once; that they are inside is not asked.
+    """Return the sizes by name that ``at(*values, **named)`` gives; ranges are not checked.
 
-    Examples
-    --------
     >>> sizes_of_call("matmul", {"i": (1, 9), "j": (1, 9)}, (3,), {"j": 4})
     {'i': 3, 'j': 4}
     >>> sizes_of_call("matmul", {"i": (1, 9)}, (3,), {"i": 4})
@@ -153,7 +135,7 @@ def sizes_of_call(
 
 
 def _nameable(text: str) -> bool:
-    """Whether asking for a file of that name is no error by itself; it is where a name is too long."""
+    """Whether the file system can take the name at all, by length and encoding."""
     try:
         name = os.fsencode(text)
     except UnicodeEncodeError:

@@ -1,1 +1,1 @@
-"""Why a program: construction as a story, its price term by term, what limits it, and why others are worse."""
+"""Explanations of programs: construction steps, price terms, limits, and comparisons with other programs."""

@@ -1,4 +1,4 @@
-"""What keeps a program from running, or from being constructed: the capacity it exceeds, in numbers."""
+"""Names the capacity that a program exceeds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from roller.tile.program import RProgram
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
-    """Return which budget of construction a program exceeds, ``None`` where it fits.
-
-    Construction keeps to budgets (``usable_*``) below the hard limits that named programs may use up.
-    """
+    """Return the construction budget (``usable_*``, below the hard limits) that a program exceeds, or ``None``."""
     reason: str | None = spec.traits.module_for("templates", "checks").exceeded(program, spec)
     return reason

@@ -1,4 +1,4 @@
-"""Two prices side by side: down which terms the difference of two programs goes, and what one program waits for."""
+"""Compares two prices term by term, and finds the terms that dominate a price."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from roller.perf import Term
 
-#: Rules whose result is about that of their slowest part.
+#: Rules whose result is close to their slowest part.
 _SLOWEST = ("largest", "alternating", "overlapped", "knee")
-#: Relative difference below which two numbers are alike.
+#: Relative difference below which two numbers are equal.
 _ALIKE = 1e-12
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One term of two programs: ``own`` of the one that is asked about, ``other`` of the one it is held against."""
+    """One term of two programs: ``own`` of the program asked about, ``other`` of the reference."""
 
     name: str
     own: float
@@ -30,10 +30,8 @@ class Difference:
 
 
 def road_of_difference(own: Term, other: Term) -> tuple[Difference, ...]:
-    """Return the terms down which most of the difference goes, from the whole to a number that was given.
-
-    Ends where the two were not made of the same terms: programs of other structures have other parts.
-    """
+    """Return the terms that cause most of the difference, from the total down to an input value."""
+    # Ends where the rules differ: programs of other structures have other parts.
     road = [Difference(own.name, own.value, other.value, own.unit)]
     while own.rule == other.rule and own.parts:
         pairs = _pairs(own, other)
@@ -48,9 +46,9 @@ def road_of_difference(own: Term, other: Term) -> tuple[Difference, ...]:
 
 
 def _pairs(own: Term, other: Term) -> list[tuple[Term, Term]]:
-    """Return the parts of two terms that are the same quantity; one that only one of them has stands against zero."""
+    """Return the matching parts of two terms; a part without a match is compared with zero."""
     mine, its = {p.name: p for p in own.parts}, {p.name: p for p in other.parts}
-    if own.rule in _SLOWEST:  # what the slower one waits for decides
+    if own.rule in _SLOWEST:  # the bottleneck of the slower program decides
         slowest = max((p for p in own.parts if p.unit == own.unit), key=lambda p: p.value, default=None)
         names = [slowest.name] if slowest is not None and slowest.name in its else []
         names = names or [n for n in mine if n in its]
@@ -67,7 +65,7 @@ def _pairs(own: Term, other: Term) -> list[tuple[Term, Term]]:
 
 
 def _weight(parent: Term, own: Term, other: Term) -> float:
-    """Return how much a part has to do with the difference of its term."""
+    """Return the contribution of a part to the difference of its parent term."""
     if parent.rule in ("product", "quotient"):
         if own.value <= 0 or other.value <= 0:
             return abs(own.value - other.value)
@@ -76,7 +74,7 @@ def _weight(parent: Term, own: Term, other: Term) -> float:
 
 
 def road_of_time(term: Term) -> tuple[Term, ...]:
-    """Return the terms that decide a time, from the whole down to a number that was given."""
+    """Return the terms that dominate a time, from the total down to an input value."""
     road = [term]
     while term.parts:
         same = [p for p in term.parts if p.unit in (term.unit, "cycles")] or [p for p in term.parts if p.parts]
@@ -88,10 +86,8 @@ def road_of_time(term: Term) -> tuple[Term, ...]:
 
 
 def sentence(road: Sequence[Difference]) -> str:
-    """Return the difference as a chain of numbers, from the whole to its cause.
+    """Return the difference as a chain of numbers, from the total to its cause.
 
-    Examples
-    --------
     >>> sentence([Difference("predicted time", 2e-5, 1e-5, "s"), Difference("reduction steps", 128, 64, "")])
     'predicted time 20 us against 10 us <- reduction steps 128 against 64'
     """
@@ -100,22 +96,19 @@ def sentence(road: Sequence[Difference]) -> str:
 
 
 def _moved(above: Difference, below: Difference) -> bool:
-    """Whether a term says something that the one above it did not: it is another number."""
     return not (math.isclose(above.own, below.own) and math.isclose(above.other, below.other))
 
 
 def told(road: Sequence[Term]) -> tuple[Term, ...]:
-    """Return the terms of a road that say something new, and its last."""
+    """Return the terms whose values differ from the previous term's, and the last one."""
     return tuple(
         t for n, t in enumerate(road) if n in (0, len(road) - 1) or not math.isclose(road[n - 1].value, t.value)
     )
 
 
 def quantity(value: float, unit: str) -> str:
-    """Return a number for people.
+    """Return a number with a readable unit.
 
-    Examples
-    --------
     >>> quantity(1.5e-6, "s"), quantity(3e9, "bytes/s"), quantity(3.0, ""), quantity(1234567.0, "bytes")
     ('1.5 us', '3 GB/s', '3', '1.235 MB')
     """

@@ -1,4 +1,4 @@
-"""How a program came to be: the steps of growth that construction took on its way, and what it chose by price."""
+"""Reconstructs the growth steps that led to a program, and the choices made by price."""
 
 from __future__ import annotations
 
@@ -22,26 +22,15 @@ _WINOGRAD = "Micro-kernels of the transformed product and sizes of tasks are enu
 
 @dataclass(frozen=True)
 class Step:
-    """One enlargement on the way to the program.
+    """One enlargement during construction."""
 
-    Parameters
-    ----------
-    layer
-        Whose tile grew: ``"register"``, or ``"shared"`` for the threads of a block.
-    axis, before, after
-        Which axis, from where to where: elements of a register tile, threads (or groups) of a block.
-    score
-        Data reuse score: bytes of traffic saved per byte of footprint.
-    others
-        ``((axis, score), ...)``: what could have grown instead.
-    """
-
-    layer: str
+    layer: str  #: Layer of the tile: ``"register"``, or ``"shared"`` for the threads of a block
+    #: Enlarged axis and its values: elements of a register tile, threads (or groups) of a block.
     axis: str
     before: int
     after: int
-    score: float
-    others: tuple[tuple[str, float], ...]
+    score: float  #: Data reuse score: bytes of traffic saved per byte of footprint
+    others: tuple[tuple[str, float], ...]  #: ``((axis, score), ...)`` of the alternatives
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
@@ -50,14 +39,14 @@ class Step:
 
 @dataclass(frozen=True)
 class ConstructionPath:
-    """The steps, and in words what else decided."""
+    """The growth steps, and sentences on the other choices."""
 
     steps: tuple[Step, ...]
     words: tuple[str, ...]
 
 
 def construction_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> ConstructionPath:
-    """Return the road of construction to a program, walked again with the very functions that grew it."""
+    """Return the construction steps of a program, repeated with the functions that construct it."""
     inner = products_program(program) or program
     words = []
     if inner is not program:
@@ -100,7 +89,7 @@ def _tiled(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words
 def _nearest(
     growth: Growth, register: np.ndarray, threads: np.ndarray
 ) -> tuple[tuple[int, ...], tuple[Enlarged, ...]] | None:
-    """Return the state that became these threads when they were rounded up to whole TEUs, and the road to it."""
+    """Return the state before threads were rounded up to whole TEUs, and the steps to it."""
     rows = np.unique(np.concatenate([np.concatenate([r.states, r.table.reshape(-1, r.states.shape[1])])
                                      for r in growth.rounds]), axis=0)  # fmt: skip
     a = len(register)
@@ -135,7 +124,6 @@ def _matrix(program: RProgram, spec: DeviceSpec, options: ConstructOptions, word
 
 
 def _by_price(program: RProgram) -> list[str]:
-    """Return what is chosen by price alone, in words."""
     step = ", ".join(f"{a}={program.block_tile[a]}" for a in program.reduction_steps)
     found = [f"The reduction step ({step}) is a branch, not a score: it saves almost no traffic; the price chose it."]
     every = (("stages", program.stages), ("split_k", program.split_k), ("raster", program.raster))
@@ -146,7 +134,7 @@ def _by_price(program: RProgram) -> list[str]:
 
 
 def _named(layer: str, road: Sequence[Enlarged], names: Sequence[str], first: int) -> tuple[Step, ...]:
-    """Return steps of states as steps of axes; columns from ``first`` on are those of the layer."""
+    """Return growth steps with axis names; the layer's columns start at ``first``."""
 
     def axis(column: int) -> str:
         return names[column - first if column >= first else column]

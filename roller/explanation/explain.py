@@ -1,4 +1,4 @@
-"""``roller.explain``: why the best program is as it is, and why another one is not, without compiling anything."""
+"""``roller.explain`` and ``roller.why_not``, which compile nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def explain(
     program: str | RProgram | None = None,
     options: ConstructOptions | None = None,
 ) -> Explanation:
-    """Return how a program was constructed, what its predicted time is made of, what limits it and what would lift it.
+    """Return how a program was constructed, the parts of its predicted time, its limits and what would lift them.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ def explain(
     Raises
     ------
     NoCandidateError
-        Where nothing fits the device.
+        If no program fits the device.
     TileError
-        Where a program is named that does not belong to the expression, or does not fit the device.
+        If the named program does not belong to the expression or does not fit the device.
 
     Examples
     --------
@@ -74,9 +74,9 @@ def why_not(
     raster: int = 1,
     options: ConstructOptions | None = None,
 ) -> WhyNot:
-    """Return what speaks against tiles, or a program: the capacity it exceeds, or the term by which it is slower.
+    """Return why tiles or a program are worse than the first candidate of :func:`roller.construct`.
 
-    It is held against the first candidate that :func:`roller.construct` finds.
+    The reason is the capacity that the program exceeds, or the term that makes it slower.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""An explanation of a program: how it came to be, what it costs and why, what limits it, and what would lift it."""
+"""Builds the explanation of a program from its construction, price, limits and rivals."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
-#: Fields of the device that are named as lifts, and candidates that are held against the program.
+#: Maximum number of listed device fields, and of rival candidates.
 _LIFTS, _RIVALS = 5, 3
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a program is as it is; :func:`explain` makes it.
+    """Why a program is as it is; :func:`roller.explain` returns one.
 
     Parameters
     ----------
     expression, device, description
-        What is computed, on what.
-    program
-        The program, and its estimate.
+        The expression and the device.
+    program, estimate
+        The program and its estimate.
     rank
-        Its place among the constructed candidates, best first, or ``None`` where construction did not make it.
+        Position among the constructed candidates, best first, or ``None`` if construction did not produce it.
     candidates
-        How many there were.
+        Number of candidates.
     road
         The steps of construction.
     stops
         Why no tile is larger.
     time
-        The predicted seconds as a tree of terms: its rules rebuild them to the last bit.
+        The predicted seconds as a tree of terms; its rules reproduce them to the last bit.
     layers, facts
-        Per memory layer what is held and moved; occupancy, waves, padding.
+        Bytes held and moved per memory layer; occupancy, waves, padding.
     roof
-        Where it stands under the roof of the device.
+        Position in the device's roofline.
     limits
-        Terms that decide its time, from the whole to a number that was given.
+        Terms that dominate the time, from the total down to an input value.
     lifts
-        Other values of numbers of the device that would make it faster, constructed anew, the strongest first.
+        Changes of device numbers that would make it faster with new construction, strongest first.
     rivals
-        The candidates next to it, and what speaks against them.
+        The next candidates, and why they are worse.
     measured_s
-        Measured seconds of the kernel, where there are any.
+        Measured seconds of the kernel, if any.
     notes
-        What a reader should know besides.
+        Further remarks.
     bound_assumed
-        Number of the device behind the bottleneck, where it is neither measured nor of a datasheet.
+        Device numbers of the bottleneck that are assumed rather than measured or from a data sheet.
     """
 
     expression: TensorExpr
@@ -89,7 +89,7 @@ class Explanation:
     bound_assumed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data: every number in full precision."""
+        """Return JSON-ready data with every number in full precision."""
         return {
             "expression": str(self.expression), "device": self.device, "program": str(self.program),
             "rank": self.rank, "candidates": self.candidates, "predicted_s": self.estimate.seconds,
@@ -105,20 +105,17 @@ class Explanation:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        """Return the explanation as text, 80 columns wide."""
         return plain(sections(self))
 
     def __repr__(self) -> str:
-        """Return what is explained, on one line."""
         return f"<Explanation of {self.expression.name} on {self.device}: {self.estimate}>"
 
     def _repr_html_(self) -> str:
-        """Return the explanation for a notebook."""
         return html(sections(self))
 
 
 def sections(e: Explanation) -> tuple[Section, ...]:
-    """Return an explanation in the order it is told."""
+    """Return the sections of an explanation in order."""
     found = (
         _head(e), part.road_section(e.road), part.stops_section(e.stops), part.time_section(e.time),
         part.layers_section(e.layers), part.device_section(e.facts), part.roof_section(e.roof),
@@ -139,7 +136,6 @@ def _head(e: Explanation) -> Section:
 
 
 def _not_emitted(program: RProgram) -> str:
-    """Return what a program without code is: a price."""
     assert program.fragment is not None
     return (
         f"It is priced alone: no template has code for '{program.fragment.name}'. `compile` makes a kernel without the "
@@ -149,7 +145,7 @@ def _not_emitted(program: RProgram) -> str:
 
 def _lift(effect: spec_changes.Effect) -> dict[str, Any]:
     best = effect.best
-    assert best is not None  # no lift else
+    assert best is not None  # by _lifts
     return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
             "to": best.value, "predicted_s": best.seconds[0], "percent": best.percent}  # fmt: skip
 
@@ -161,13 +157,13 @@ def explain(
     program: RProgram | None = None,
     measured_s: float | None = None,
 ) -> Explanation:
-    """Return why a program of an expression is as it is: by default the one that construction puts first."""
+    """Return the explanation of a program, by default of the first constructed one."""
     target = target_units(spec, options)
     found = _candidates(expr, spec, options, needed=program is None)
     chosen = found[0].program if program is None else program
     alike = next((n for n, c in enumerate(found) if c.program == chosen), None)
     rank = None if alike is None else alike + 1
-    estimate_named(chosen, target)  # says which capacity it exceeds
+    estimate_named(chosen, target)  # raises with the exceeded capacity
     estimate, time = pricing.estimate_explained(chosen, target)
     others = [c.program for c in found if c.program != chosen][:_RIVALS]
     roof = roofline(expr, chosen, target, estimate.seconds)
@@ -181,7 +177,6 @@ def explain(
 
 
 def _assumed(bottleneck: str, pipe: str, spec: DeviceSpec) -> tuple[str, ...]:
-    """Return the number that decides how fast the bottleneck is, where it is a guess."""
     layer = spec.home.name if bottleneck == "dram" else bottleneck
     rate = pipe if bottleneck == "compute" else ""
     fields = (f"memory_layers.{layer}.bandwidth_bytes_per_s", f"compute.ops_per_cycle_per_unit.{rate}")
@@ -200,10 +195,8 @@ def _candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, n
 def _lifts(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, program: RProgram
 ) -> tuple[spec_changes.Effect, ...]:
-    """Return the numbers of the device whose change to the better makes the expression faster, constructed anew.
-
-    Those the program's own time follows most are looked at: construction for every field would take seconds.
-    """
+    """Return the device numbers whose improvement makes a newly constructed program faster."""
+    # Only the fields with the most effect on this program: construction for every field would take seconds.
     own = [e for e in spec_changes.effects(spec, spec_changes.of_programs([program])) if e.best is not None]
     fields = [e.field for e in sorted(own, key=lambda e: -e.weight)[:_LIFTS]]
     anew = spec_changes.effects(spec, spec_changes.constructed([expr], options), fields)

@@ -1,4 +1,4 @@
-"""The sections of an explanation, one for each of its parts."""
+"""The sections of an explanation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from roller.explanation.text import Section
 from roller.explanation.why_not import UNTRIED, WhyNot
 from roller.perf import Term
 
-#: Levels of the tree of terms that are printed, and share of the whole below which a part is not.
+#: Maximum printed depth of the term tree, and minimum printed share of the total.
 _DEPTH, _SMALL = 8, 0.01
-#: How to read the steps of growth.
+#: Legend of the growth steps.
 _GROWTH = (
     "Tiles grow along the axes of best score (bytes of traffic saved per byte of footprint), the best few ways of each "
     "side by side; rows of 'shared' are threads of a block."
@@ -24,7 +24,7 @@ _GROWTH = (
 
 
 def road_section(road: ConstructionPath) -> Section:
-    """Return how construction came to the program."""
+    """Return the section on construction steps."""
     rows = tuple((s.layer, s.axis, f"{s.before} -> {s.after}", f"{s.score:.4g}", _scores(s.others)) for s in road.steps)
     header = ("layer", "axis", "step", "score", "scores of others") if rows else ()
     return Section("Construction", (*([_GROWTH] if rows else []), *road.words), header, rows)
@@ -35,7 +35,7 @@ def _scores(others: Sequence[tuple[str, float]]) -> str:
 
 
 def stops_section(found: Sequence[Stop]) -> Section:
-    """Return why no tile is larger."""
+    """Return the section on why no tile is larger."""
     rows, faster = [], list[str]()
     for s in found:
         step = f"{s.now}" if s.why == "covered" else f"{s.now} -> {s.larger}"
@@ -60,7 +60,7 @@ def time_section(time: Term) -> Section:
 
 
 def _tree(term: Term, whole: float, depth: int, rows: list[tuple[str, ...]]) -> None:
-    """Add a term and what matters below it; a term that only passes on its one large part is left out."""
+    """Append a term and its significant parts; a term with one dominant part is skipped in favour of that part."""
     parts = [p for p in term.parts if p.unit != "s" or abs(p.value) >= _SMALL * whole]
     rule = "" if term.rule == "given" else term.rule
     rows.append(("  " * depth + term.name, quantity(term.value, term.unit), rule))
@@ -74,7 +74,7 @@ def _tree(term: Term, whole: float, depth: int, rows: list[tuple[str, ...]]) -> 
 
 
 def layers_section(layers: Sequence[Layer]) -> Section:
-    """Return what every memory layer holds and moves."""
+    """Return the section on bytes held and moved per memory layer."""
     rows = []
     for x in layers:
         tile = " ".join(f"{a}={n}" for a, n in x.tile.items() if n > 1) or "1" if x.tile is not None else "-"
@@ -86,7 +86,7 @@ def layers_section(layers: Sequence[Layer]) -> Section:
 
 
 def device_section(facts: Sequence[Fact]) -> Section:
-    """Return occupancy, waves and padding."""
+    """Return the section on occupancy, waves and padding."""
     rows = []
     for f in facts:
         share = f.limit == 1.0 or f.name.startswith(("padding", "idle"))
@@ -97,7 +97,7 @@ def device_section(facts: Sequence[Fact]) -> Section:
 
 
 def roof_section(r: Roofline) -> Section:
-    """Return where the program stands under the roof of the device."""
+    """Return the section on the roofline."""
     where = f"{r.intensity:.4g} operations per byte, the ridge is at {r.ridge:.4g}: under the roof of {r.bound}."
     peak, bandwidth = quantity(r.peak_flops_per_s, "flops/s"), quantity(r.bandwidth_bytes_per_s, "bytes/s")
     stands = f"No direct program beats {quantity(r.roof_s, 's')}; predicted is {100 * r.share:.3g} % of that roof."
@@ -112,7 +112,7 @@ def roof_section(r: Roofline) -> Section:
 
 
 def limits_section(limits: Sequence[Term], effects: Sequence[Effect]) -> Section:
-    """Return what decides the time, and what would lift it."""
+    """Return the section on dominant terms and improvements."""
     road = " <- ".join(f"{t.name} {quantity(t.value, t.unit)}" for t in told(limits))
     rows = tuple(
         (
@@ -132,7 +132,7 @@ def limits_section(limits: Sequence[Term], effects: Sequence[Effect]) -> Section
 
 
 def rivals_section(rivals: Sequence[WhyNot]) -> Section:
-    """Return what speaks against the next candidates."""
+    """Return the section on the next candidates."""
     rows = []
     for w in rivals:
         last = w.road[-1] if w.road else None

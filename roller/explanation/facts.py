@@ -1,4 +1,4 @@
-"""What a program holds and moves in every memory layer, how it fills the device, and what it pads."""
+"""Bytes held and moved per memory layer, occupancy and padding of a program."""
 
 from __future__ import annotations
 
@@ -19,28 +19,16 @@ from roller.tile.winograd_products import products_program
 
 @dataclass(frozen=True)
 class Layer:
-    """A memory layer as a program uses it.
-
-    Parameters
-    ----------
-    name
-        Of the specification.
-    tile
-        Extents by axis, or ``None`` where the layer holds no tile of its own.
-    held, capacity
-        What a thread (registers, 32-bit words; of a CPU vectors), a block or a core keeps in it, and what there is;
-        ``None`` where the model counts none.
-    unit
-        Of both.
-    moved_bytes, bandwidth_bytes_per_s, seconds
-        Bytes of the whole launch through it, its bandwidth, and the seconds they take as the model has them.
-    """
+    """A memory layer as a program uses it."""
 
     name: str
-    tile: dict[str, int] | None
+    tile: dict[str, int] | None  #: Extents by axis, or ``None`` if the layer has no tile of its own
+    #: Amount used per thread (32-bit registers; on a CPU vectors), block or core, and the maximum; ``None`` if not
+    #: modelled.
     held: float | None = None
     capacity: float | None = None
-    unit: str = ""
+    unit: str = ""  #: Unit of both
+    #: Bytes that the whole launch moves through the layer, its bandwidth, and the modelled time.
     moved_bytes: float | None = None
     bandwidth_bytes_per_s: float | None = None
     seconds: float | None = None
@@ -52,7 +40,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Fact:
-    """One number of how a program fills the device, its limit where it has one, and what it means."""
+    """One number on how a program fills the device, with its limit and meaning."""
 
     name: str
     value: float
@@ -65,7 +53,7 @@ class Fact:
 
 
 def layers_of(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[Layer, ...]:
-    """Return the layers, the fastest first, with the terms of the estimate that belong to each."""
+    """Return the layers, fastest first, with their terms of the estimate."""
     terms, found = estimate.terms, []
     for layer in spec.memory_layers:
         tile = program.tile(layer.name) if layer.name in program.layers else None
@@ -78,7 +66,7 @@ def layers_of(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[
 
 
 def _held(layer: str, spec: DeviceSpec, estimate: Estimate) -> tuple[float | None, float | None, str]:
-    """Return what a program keeps in a layer, what there is, and the unit."""
+    """Return the amount a program uses of a layer, the maximum, and the unit."""
     terms, lim = estimate.terms, spec.limits
     if spec.traits.blocks and layer == spec.memory_layers[0].name:
         most = lim.registers_per_thread or lim.usable_registers_per_thread
@@ -134,7 +122,6 @@ def _cpu(spec: DeviceSpec, estimate: Estimate) -> list[Fact]:
 
 
 def _padding(program: RProgram) -> list[Fact]:
-    """Return, per axis that blocks overhang, what is computed for nothing."""
     found = []
     program = products_program(program) or program
     for a in program.axes:

@@ -1,4 +1,4 @@
-"""Why no tile is larger: every axis of every layer one step up, and the capacity or price that speaks against it."""
+"""Why no tile is larger: enlarges every axis of every layer by one step and names the exceeded capacity or price."""
 
 from __future__ import annotations
 
@@ -26,33 +26,20 @@ from roller.tile.winograd_products import ELEMENT, Products, product_of
 
 @dataclass(frozen=True)
 class Stop:
-    """Why one axis of one layer's tile, or one mechanism, ends where it does.
+    """Why one axis of a layer's tile, or one mechanism, is not larger."""
 
-    Parameters
-    ----------
-    layer, axis
-        What is enlarged: an axis of a layer's tile; of a mechanism (``"stages"``, ``"split_k"``) the layer is empty.
-    now, larger
-        Its value, and the next one; the same where there is none.
-    why
-        ``"covered"`` (the tile has all of the axis), ``"capacity"``, ``"padding"`` or ``"price"``.
-    detail
-        The capacity exceeded, or the term that decides.
-    seconds, percent
-        Predicted with the larger value, and against the program; ``None`` where it does not run.
-    program
-        Name of the larger program, or ``None``.
-    """
-
+    #: The enlarged axis; a mechanism (``"stages"``, ``"split_k"``) has an empty layer.
     layer: str
     axis: str
+    #: Current and next value, equal if there is no next one.
     now: int
     larger: int
-    why: str
-    detail: str
+    why: str  #: ``"covered"`` (the tile spans the axis), ``"capacity"``, ``"padding"`` or ``"price"``
+    detail: str  #: The exceeded capacity, or the decisive term
+    #: Prediction for the larger value, and its change; ``None`` if it does not run.
     seconds: float | None = None
     percent: float | None = None
-    program: str | None = None
+    program: str | None = None  #: Name of the larger program, or ``None``
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
@@ -60,10 +47,7 @@ class Stop:
 
 
 def stops(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: Term) -> tuple[Stop, ...]:
-    """Return, for every axis of the tiles of a program and what it does besides, why it is not one step larger.
-
-    ``term`` is the price of the program; every other one is priced as it would be laid out.
-    """
+    """Return, for every axis and mechanism of a program with the price ``term``, why it is not one step larger."""
     return tuple(_stop(program, spec, options, term, step) for step in _steps(program, spec))
 
 
@@ -96,7 +80,6 @@ def _stop(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: 
 
 
 def _steps(program: RProgram, spec: DeviceSpec) -> Iterator[_Step]:
-    """Yield every enlargement of the program as a batch of one."""
     product = product_of(program)
     inner = program if product is None else product.inner(program)
     batch = perf.batch_of([inner]).chosen_anew()
@@ -104,7 +87,7 @@ def _steps(program: RProgram, spec: DeviceSpec) -> Iterator[_Step]:
     for a, axis in enumerate(g.names):
         if product is not None and axis == ELEMENT:
             continue
-        # Where workers take one vector at a time, whatever the tile, there is nothing to enlarge.
+        # Workers that take one vector at a time have no tile to enlarge.
         fixed = not spec.traits.blocks and batch.panel is None
         if not fixed and (spec.traits.blocks or not program.traits.output_side):
             yield from _register_step(batch, a, axis, layers[0], spec, product)
@@ -122,7 +105,7 @@ def _steps(program: RProgram, spec: DeviceSpec) -> Iterator[_Step]:
 def _register_step(
     batch: TileBatch, a: int, axis: str, layer: str, spec: DeviceSpec, product: Products | None
 ) -> Iterator[_Step]:
-    """Yield the program with twice as much of an axis in registers, the block as many register tiles."""
+    """Yield the program with an axis doubled in registers and the same number of register tiles per block."""
     g, register, block = batch.geometry, batch.register[0], batch.block[0]
     moves = g.spatial[a] or batch.traits.spreads_reductions or a == batch.vector_axis
     if not moves or batch.traits.slides_windows or (batch.fragment is not None and axis not in batch.matrix_axes[:2]):
@@ -141,7 +124,7 @@ def _register_step(
 
 
 def _block_step(batch: TileBatch, a: int, axis: str, layer: str, product: Products | None) -> Iterator[_Step]:
-    """Yield the program with twice as much of an axis in the block: register tiles, or points of a reduction step."""
+    """Yield the program with an axis doubled in the block: register tiles, or points of a reduction step."""
     g, register, block = batch.geometry, batch.register[0], batch.block[0]
     if not g.spatial[a] and (batch.traits.slides_windows or (batch.panel is not None and not batch.traits.reuses)):
         return

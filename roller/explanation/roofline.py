@@ -1,4 +1,4 @@
-"""Where a program stands under the roof of its device: peak arithmetic, peak bandwidth, and what the model expects."""
+"""Position of a program in the roofline of its device."""
 
 from __future__ import annotations
 
@@ -12,31 +12,16 @@ from roller.tile.program import RProgram
 
 @dataclass(frozen=True)
 class Roofline:
-    """A program under the roof.
+    """A program in the roofline of its device."""
 
-    Parameters
-    ----------
-    flops, compulsory_bytes
-        Operations (a multiply-add counts as two), and inputs and outputs once.
-    peak_flops_per_s
-        Of the pipe the program computes with: the matrix unit's, or that of multiply-adds.
-    bandwidth_bytes_per_s
-        Of the slowest layer.
-    pipe
-        Name of the rate in the specification.
-    seconds
-        Predicted.
-    clock_hz
-        Clock that the peak is at.
-    """
-
+    #: Operations (a multiply-add counts as two), and bytes of inputs and outputs, each counted once.
     flops: float
     compulsory_bytes: float
-    peak_flops_per_s: float
-    bandwidth_bytes_per_s: float
-    pipe: str
-    seconds: float
-    clock_hz: float
+    peak_flops_per_s: float  #: Peak of the pipe used: the matrix unit, or multiply-adds
+    bandwidth_bytes_per_s: float  #: Bandwidth of the slowest layer
+    pipe: str  #: Name of the rate in the specification
+    seconds: float  #: Predicted time
+    clock_hz: float  #: Clock of the peak
 
     @property
     def intensity(self) -> float:
@@ -45,22 +30,22 @@ class Roofline:
 
     @property
     def ridge(self) -> float:
-        """Intensity from which on arithmetic is the roof."""
+        """Intensity of the ridge point, above which arithmetic is the bound."""
         return self.peak_flops_per_s / self.bandwidth_bytes_per_s
 
     @property
     def roof_s(self) -> float:
-        """Seconds that no program beats: all operations at peak, or all compulsory bytes at peak."""
+        """Lower bound of direct programs: all operations, or all compulsory bytes, at peak."""
         return max(self.flops / self.peak_flops_per_s, self.compulsory_bytes / self.bandwidth_bytes_per_s)
 
     @property
     def share(self) -> float:
-        """Share of the roof that is predicted."""
+        """Ratio of the lower bound to the predicted time."""
         return self.roof_s / self.seconds
 
     @property
     def bound(self) -> str:
-        """``"arithmetic"`` or ``"memory"``: which roof it stands under."""
+        """The binding roof: ``"arithmetic"`` or ``"memory"``."""
         return "arithmetic" if self.intensity >= self.ridge else "memory"
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +55,7 @@ class Roofline:
 
 
 def roofline(expr: TensorExpr, program: RProgram, spec: DeviceSpec, seconds: float) -> Roofline:
-    """Return where a program of an expression stands on a device, at its predicted seconds."""
+    """Return the roofline position of a program at its predicted time."""
     f, dtype = program.fragment, program.expr.anchor.acc_dtype
     if f is not None:
         pipe = f"{f.rate}.{f.operand}"

@@ -1,4 +1,4 @@
-"""Which numbers of a device decide: what predicted times become with others, what to enlarge, what could be smaller."""
+"""Sensitivity of predicted times to a device's numbers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
-#: What a smaller component may cost, in percent, to be named as one that could be smaller.
+#: Maximum cost in percent of a component listed as reducible.
 COST = 1.0
-#: Components are that much smaller at least.
+#: Minimum relative reduction.
 _REDUCED = 0.2
 
 
 @dataclass(frozen=True)
 class Spare:
-    """A component that could be smaller: the field, the value it could have, and what becomes of the times."""
+    """A component that could be smaller: the field, its smaller value and the resulting times."""
 
     field: str
     change: Change
@@ -33,36 +33,19 @@ class Spare:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How predicted times follow a device's numbers.
+    """Sensitivity of predicted times to a device's numbers."""
 
-    Parameters
-    ----------
-    device
-        Name of the spec.
-    operators
-        Names of the expressions, in the order given.
-    seconds
-        Predicted for each.
-    reconstructed
-        Whether every changed device got programs of its own.
-    effects
-        Fields that matter, the strongest first; of each what other values make of the times.
-    enlarge
-        The field whose enlargement (reduction, of a time) saves most for its size (:attr:`Effect.best`), or ``None``.
-    reducible
-        Components that could be a fifth smaller or more at a cost of at most :data:`COST`; the cheapest first.
-    """
-
-    device: str
-    operators: tuple[str, ...]
-    seconds: tuple[float, ...]
-    reconstructed: bool
-    effects: tuple[Effect, ...]
+    device: str  #: Name of the spec
+    operators: tuple[str, ...]  #: Names of the expressions, in the given order
+    seconds: tuple[float, ...]  #: Predicted seconds of each
+    reconstructed: bool  #: Whether programs were constructed anew for every changed device
+    effects: tuple[Effect, ...]  #: Fields with an effect, strongest first, with the times for other values
+    #: Field whose enlargement (reduction, for a time) saves most for its size (:attr:`Effect.best`), or ``None``.
     enlarge: Effect | None
+    #: Components that could be at least a fifth smaller at a cost of at most :data:`COST`, cheapest first.
     reducible: tuple[Spare, ...]
 
     def __repr__(self) -> str:
-        """Device and the fields that decide most on one line."""
         most = " ".join(f"{e.field} {e.percent:+.2g} %" for e in self.effects[:3])
         return one_line("Sensitivity", f"{self.device}: {most} per percent", counted(len(self.operators), "operator"))
 
@@ -96,18 +79,18 @@ def sensitivity(
     reconstruct: bool | None = None,
     options: ConstructOptions | None = None,
 ) -> Sensitivity:
-    """Return what becomes of the predicted time with other numbers of a device, field by field.
+    """Return the change of the predicted time for other numbers of a device, field by field.
 
     Parameters
     ----------
     expr
-        A TensorExpr, TE tensors or a PrimFunc; or a sequence of TensorExpr, whose geometric mean counts.
+        A TensorExpr, TE tensors or a PrimFunc; or a sequence of TensorExpr, compared by the geometric mean.
     device
         As for :func:`roller.construct`.
     reconstruct
-        Construct anew for every changed device: what :func:`roller.construct` then finds. Else the best program stays
-        as it is: what its machine would do with the same kernel, and what :func:`roller.predict` says of its name.
-        By default anew for one expression, which takes seconds, and not for several.
+        Whether to construct anew for every changed device, as :func:`roller.construct` would. Else the best program
+        is priced unchanged, as :func:`roller.predict` prices its name. The default is True for one expression, which
+        takes seconds, and False for several.
     options
         As for :func:`roller.construct`.
 
@@ -118,7 +101,7 @@ def sensitivity(
     Raises
     ------
     NoCandidateError
-        Where an expression has no program for the device.
+        If an expression has no program for the device.
 
     Examples
     --------
@@ -141,7 +124,7 @@ def sensitivity(
 def of_price(
     spec: DeviceSpec, names: tuple[str, ...], price: Pricer, *, anew: bool, fields: Sequence[str] | None = None
 ) -> Sensitivity:
-    """Return how the times that a function gives follow a device's numbers."""
+    """Return the sensitivity of the times that ``price`` gives to a device's numbers."""
     found = list(effects(spec, price, fields))
     before = found[0].seconds if found else price(spec)
     if not all(map(math.isfinite, before)):
@@ -152,10 +135,7 @@ def of_price(
 
 
 def _reducible(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:
-    """Return the components that could be smaller at hardly any cost.
-
-    Capacities only where programs are constructed anew: what a fixed program needs of them, it has.
-    """
+    # Without new construction capacities are not reducible: the fixed program uses what it has.
     spares = []
     for e in found:
         if is_resource(e.field, e.unit, capacities):

@@ -1,9 +1,4 @@
-"""What other numbers of a device would do to predicted times: finite changes, each priced, none extrapolated.
-
-Times go in steps: of waves, of cache lines, of what just fits. A derivative says nothing where a step is flat and too
-much where it is not, so every field is set to a few other values, to either side, and what is printed for a value is
-what ``construct --set FIELD=VALUE`` then shows.
-"""
+"""Effects of changed device numbers on predicted times, by finite changes."""
 
 from __future__ import annotations
 
@@ -23,12 +18,12 @@ from roller.perf.sensitivity import field_steps, slope
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
-#: Factors that a number of any value is set to, and those of a number of things (units, misses): waves of them step.
+#: Factors for real numbers, and for counts (units, misses), whose waves change in steps.
 FACTORS, COUNT_FACTORS = (0.8, 1.25), (0.8, 0.9, 1.1, 1.25)
-#: Change of a time, in percent, below which it is none.
+#: Change of a time in percent below which it is ignored.
 NOTHING = 0.1
 
-#: Units of what a device has more or less of; times, exponents and sizes of a transaction are something else.
+#: Units of resources; times, exponents and transaction sizes are no resources.
 _THROUGHPUT = ("bytes/s", "operations/cycle/unit", "Hz", "units")
 _CAPACITY = ("bytes", "registers", "threads", "blocks", "banks", "pages", "misses")
 _GRAINS = ("transaction_bytes", "fetch_bytes", "line_bytes", "page_bytes", "bank_width_bytes", "allocation_unit")
@@ -39,49 +34,28 @@ Pricer = Callable[[DeviceSpec], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Change:
-    """One other value of a field, and what becomes of the predicted times.
-
-    Parameters
-    ----------
-    value
-        What the field is set to.
-    seconds
-        Predicted for every operator then; infinite where none of its programs fits.
-    percent
-        Change of the time (of the geometric mean of several) in percent; infinite where one does not fit.
-    """
+    """One other value of a field, and the resulting predicted times."""
 
     value: float
-    seconds: tuple[float, ...]
-    percent: float
+    seconds: tuple[float, ...]  #: Prediction per operator; infinite if no program fits
+    percent: float  #: Change of the time (geometric mean over operators) in percent; infinite if one does not fit
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What one field does.
+    """Effect of one field on predicted times."""
 
-    Parameters
-    ----------
-    field, value, unit
-        Dotted path, effective value, unit.
-    seconds
-        Predicted for every operator as the device is.
-    changes
-        Other values, the smallest first.
-    assumed
-        Whether the value is a guess: neither measured nor of a datasheet.
-    """
-
+    #: Dotted path, effective value, unit.
     field: str
     value: float
     unit: str
-    seconds: tuple[float, ...]
-    changes: tuple[Change, ...]
-    assumed: bool = False
+    seconds: tuple[float, ...]  #: Prediction per operator for the unchanged device
+    changes: tuple[Change, ...]  #: Other values in ascending order
+    assumed: bool = False  #: Whether the value is assumed rather than measured or from a data sheet
 
     @cached_property
     def per_operator(self) -> tuple[float, ...]:
-        """Mean change in percent per percent of the field, between the smallest and the largest value that fits."""
+        """Mean change in percent per percent of the field, between the extreme values that fit."""
         points = [(self.value, self.seconds), *((c.value, c.seconds) for c in self.changes)]
         return tuple(slope((math.log(v), [math.log(s) for s in seconds]) for v, seconds in points).tolist())
 
@@ -92,20 +66,17 @@ class Effect:
 
     @property
     def decides(self) -> bool:
-        """Whether any of the other values changes a time."""
+        """Whether any other value changes a time."""
         return any(abs(c.percent) >= NOTHING for c in self.changes)
 
     @property
     def weight(self) -> float:
-        """Largest change of the logarithm of a time per change of that of the field."""
+        """Largest change of a time's logarithm per change of the field's logarithm."""
         return max((self.rate(c) for c in self.changes if math.isfinite(c.percent)), default=0.0)
 
     @property
     def best(self) -> Change | None:
-        """The change to the better that gains most for its size; ``None`` where a device cannot have one that gains.
-
-        More of what there is more or less of, less of a time.
-        """
+        """The improvement with the largest gain for its size (more of a resource, less of a time), or ``None``."""
         if self.unit == "s":
             better = [c for c in self.changes if c.value < self.value]
         elif is_resource(self.field, self.unit, capacities=True):
@@ -116,20 +87,20 @@ class Effect:
         return max(gaining, key=self.rate, default=None)
 
     def beside(self, larger: bool) -> Change | None:
-        """Return :attr:`best` on its side, else the nearest value that changes a time, else the nearest one."""
+        """Return :attr:`best` if on this side, else the nearest value that changes a time, else the nearest one."""
         side = [c for c in self.changes if (c.value > self.value) == larger]
-        if self.best in side:  # what is recommended is what is shown
+        if self.best in side:  # show the recommended change
             return self.best
         side = side if larger else side[::-1]
         return next((c for c in side if abs(c.percent) >= NOTHING), side[0] if side else None)
 
     def rate(self, change: Change) -> float:
-        """Return the change of the logarithm of the time per change of that of the field."""
+        """Return the change of the time's logarithm per change of the field's logarithm."""
         return abs(math.log1p(change.percent / 100) / math.log(change.value / self.value))
 
 
 def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None) -> Iterator[Effect]:
-    """Yield what every numeric field of a device that the model may read does, in the order of the YAML."""
+    """Yield the effect of every numeric field that the model may read, in the order of the YAML."""
     seconds = price(spec)
     for step in field_steps(spec, other_values):
         if fields is None or step.field in fields:
@@ -139,7 +110,7 @@ def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None
 
 
 def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> Change:
-    """Return what setting a field to a value did to times."""
+    """Return the change of times between two values of a field."""
     if not all(map(math.isfinite, after)):
         return Change(value, after, math.inf)
     if after == before:
@@ -149,10 +120,8 @@ def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...])
 
 
 def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
-    """Return the values a field is set to, ascending: as many digits as are printed.
+    """Return the other values for a field, ascending, rounded as printed.
 
-    Examples
-    --------
     >>> other_values(80, Quantity("units", 1, 1000, integer=True))
     (64, 72, 88, 100)
     >>> other_values(1.38e9, Quantity("Hz", 1, 1e12))
@@ -164,10 +133,8 @@ def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
 
 
 def written(value: float) -> str:
-    """Return a value as short as ``--set`` reads exactly it.
+    """Return the shortest text from which ``--set`` reads exactly this value.
 
-    Examples
-    --------
     >>> written(660800000000.0), written(88), written(2**40), written(0.8), written(1 / 3)
     ('6.608e+11', '88', '1099511627776', '0.8', '0.3333333333333333')
     """
@@ -178,12 +145,12 @@ def written(value: float) -> str:
 
 
 def is_resource(field: str, unit: str, capacities: bool) -> bool:
-    """Whether a field is something a device has more or less of: a rate or a number of units, or a capacity."""
+    """Whether more of a field is better: a rate or a number of units, or with ``capacities`` a capacity."""
     return not field.endswith(_GRAINS) and unit in (_THROUGHPUT + _CAPACITY if capacities else _THROUGHPUT)
 
 
 def of_programs(programs: Sequence[RProgram]) -> Pricer:
-    """Return what prices the same programs on other devices: ``predict --program NAME --set FIELD=VALUE``."""
+    """Return a pricer of fixed programs, as ``predict --program NAME --set FIELD=VALUE``."""
     return lambda spec: tuple(_named_s(p, spec) for p in programs)
 
 
@@ -196,7 +163,7 @@ def _named_s(program: RProgram, spec: DeviceSpec) -> float:
 
 
 def constructed(expressions: Sequence[TensorExpr], options: ConstructOptions) -> Pricer:
-    """Return what constructs anew for other devices: ``construct --set FIELD=VALUE``."""
+    """Return a pricer that constructs anew, as ``construct --set FIELD=VALUE``."""
 
     def price(spec: DeviceSpec) -> tuple[float, ...]:
         return tuple(_best_s(e, spec, options) for e in expressions)

@@ -1,4 +1,4 @@
-"""Sections of sentences and small tables, as text and as HTML."""
+"""Renders sections of sentences and tables as text and as HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from roller.tile.alignment import RULES
 
-#: Columns of a terminal nobody asked about.
+#: Default width in columns.
 WIDTH = 80
 
 
@@ -29,7 +29,7 @@ def rule_text(rule: str) -> str:
 
 
 def plain(found: Sequence[Section], width: int = WIDTH) -> str:
-    """Return sections as text of a width."""
+    """Return sections as text of the given width."""
     parts = []
     for s in found:
         title = textwrap.wrap(s.title, width, break_on_hyphens=False)
@@ -38,13 +38,12 @@ def plain(found: Sequence[Section], width: int = WIDTH) -> str:
 
 
 def lines_of(s: Section, width: int = WIDTH) -> list[str]:
-    """Return the sentences and the table of a section as lines of at most a width."""
+    """Return a section's sentences and table as lines of at most ``width`` characters."""
     lines = [x for sentence in s.sentences for x in textwrap.wrap(sentence, width, break_on_hyphens=False)]
     return lines + (_table(s, width) if s.rows else [])
 
 
 def _table(s: Section, width: int) -> list[str]:
-    """Return a table; the widest column is wrapped so that all of them fit."""
     rows = [s.header, *s.rows]
     widths = [max(len(r[n]) for r in rows) for n in range(len(s.header))]
     over = sum(widths) + 2 * (len(widths) - 1) - width

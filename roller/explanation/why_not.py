@@ -1,4 +1,4 @@
-"""Why not that program: the capacity it exceeds, or the term by which it is slower, in numbers."""
+"""Why another program is worse: the capacity it exceeds, or the term that makes it slower."""
 
 from __future__ import annotations
 
@@ -19,38 +19,37 @@ from roller.perf import Estimate, Term
 from roller.templates import pricing
 from roller.tile.program import RProgram
 
-#: What is said of a program that the model would have, and that construction did not come by.
+#: Note for a program that the model prefers but construction did not try.
 UNTRIED = "construction prices few values of every choice, and none of them was this one"
 
 
 @dataclass(frozen=True)
 class WhyNot:
-    """What speaks against a program that somebody named.
+    """Why a named program is worse than the chosen one.
 
     Parameters
     ----------
     asked
-        Name of the program, or the tiles as they were given.
+        Name of the program, or the tiles as given.
     chosen
-        Name of the program it is held against.
+        Name of the reference program.
     verdict
-        ``"illegal"`` (no such program, or it does not fit the device), ``"chosen"`` (it is the same program),
-        ``"slower"``, ``"equal"`` or ``"faster"`` (the model would have it: construction did not come by, or what it is
-        held against was measured to be faster).
+        ``"illegal"`` (no such program, or it does not fit the device), ``"chosen"`` (the same program), ``"slower"``,
+        ``"equal"`` or ``"faster"`` (predicted, but construction did not try it or the reference was measured faster).
     reason
-        Of an illegal one, the rule or capacity in numbers; else the difference, from the whole to its cause.
+        For an illegal program the rule or capacity in numbers, else the difference from the total to its cause.
     seconds, chosen_s
-        Predicted for both; ``None`` of an illegal one.
+        Predictions for both; ``None`` for an illegal program.
     road
-        Terms down which most of the difference goes, the predicted times first.
+        Terms that cause most of the difference, starting with the predicted times.
     terms
-        Every term of the estimates in which the two differ.
+        All estimate terms in which the two differ.
     program
-        What it became: the program of the tiles.
+        Name of the program made from the tiles.
     relaxed
-        Alignment rules it does not meet.
+        Alignment rules that it violates.
     budget
-        The budget of construction that it exceeds though it runs, or ``None``.
+        Construction budget that it exceeds although it runs, or ``None``.
     time
         Its price as a tree, or ``None``.
     """
@@ -70,13 +69,13 @@ class WhyNot:
 
     @property
     def percent(self) -> float | None:
-        """How much longer it takes, in percent; ``None`` of an illegal one."""
+        """Additional time in percent; ``None`` for an illegal program."""
         if self.seconds is None or self.chosen_s is None:
             return None
         return 100 * (self.seconds / self.chosen_s - 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data: every number in full precision."""
+        """Return JSON-ready data with every number in full precision."""
         return {
             "asked": self.asked, "program": self.program, "chosen": self.chosen, "verdict": self.verdict,
             "reason": self.reason, "predicted_s": self.seconds, "chosen_s": self.chosen_s, "percent": self.percent,
@@ -86,11 +85,9 @@ class WhyNot:
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
-        """Return it for a notebook."""
         return html(why_sections(self))
 
     def __str__(self) -> str:
-        """Return the verdict and its reason on a line each."""
         if self.seconds is None or self.chosen_s is None:
             return f"illegal: {self.reason}"
         times = f"{quantity(self.seconds, 's')} against {quantity(self.chosen_s, 's')} ({self.percent:+.2f} %)"
@@ -98,7 +95,7 @@ class WhyNot:
 
 
 def why_sections(w: WhyNot) -> tuple[Section, ...]:
-    """Return what speaks against a program in the order it is told."""
+    """Return the sections of a comparison in order."""
     sentences = [f"asked: {w.asked}", *([f"program: {w.program}"] if w.program not in (None, w.asked) else [])]
     sentences += [f"chosen: {w.chosen}", *str(w).splitlines()]
     if w.budget:
@@ -122,7 +119,7 @@ def why_not(
     how: Mechanisms = Mechanisms(),  # noqa: B008 - frozen
     measured: bool = False,
 ) -> WhyNot:
-    """Return what speaks against a program or tiles, held against the ``chosen`` program."""
+    """Return the comparison of a program or tiles with the ``chosen`` program."""
     asked = _asked(tiles, fragment, how)
     try:
         estimate, program, time = _priced(expr, spec, tiles, fragment, how)
@@ -153,7 +150,7 @@ def _priced(
     fragment: str | None,
     how: Mechanisms,
 ) -> tuple[Estimate, RProgram, Term]:
-    """Return the estimate, the program and the terms of what somebody named."""
+    """Return the estimate, the program and the terms of a named program or tiles."""
     if isinstance(tiles, (str, RProgram)):
         program = program_from_name(expr, spec, str(tiles))
         estimate, block = estimate_named(program, spec), None
@@ -161,13 +158,12 @@ def _priced(
         found = priced_tiles(expr, spec, tiles, fragment, how)
         estimate, program, block = found.estimate, found.program, found.block
     same, time = pricing.estimate_explained(program, spec, block)
-    if same.seconds != estimate.seconds:  # within the hard limits, beyond the budgets of construction
+    if same.seconds != estimate.seconds:  # within the hard limits but above construction budgets
         _, time = pricing.estimate_explained(program, replace_budget(spec), block)
     return estimate, program, time
 
 
 def _differences(own: Estimate, other: Estimate) -> tuple[Difference, ...]:
-    """Return the terms in which two estimates differ, the times first, the largest difference of them first."""
     names = list(dict.fromkeys([*own.terms, *other.terms]))
     found = [Difference(n, own.terms.get(n, 0.0), other.terms.get(n, 0.0), _unit(n)) for n in names]
     found = [d for d in found if d.own != d.other]
@@ -179,7 +175,7 @@ def _unit(name: str) -> str:
 
 
 def _asked(tiles: object, fragment: str | None = None, how: Mechanisms = Mechanisms()) -> str:  # noqa: B008 - frozen
-    """Return a program's name, or tiles and what goes with them as they were given, on a line of bounded length."""
+    """Return a program's name, or tiles and mechanisms as given, on a line of bounded length."""
     if isinstance(tiles, (str, RProgram)):
         return bounded(str(tiles))
     if not isinstance(tiles, Mapping):

@@ -1,7 +1,4 @@
-"""Device specifications: frozen numbers with their sources, read from ``hardware_specs/*.yaml``.
-
-What reads files, and YAML with it, is loaded when it is first asked for: names of a specification's parts need neither.
-"""
+"""Device specifications: frozen numbers with their sources, read from ``hardware_specs/*.yaml`` on first use."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a function that reads files on first use."""
+    """Load a function that reads files (and with it YAML) on first use."""
     if name in ("list_specs", "parse_spec", "spec_folder"):
         from roller.hardware import reader
 

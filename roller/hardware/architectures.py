@@ -1,25 +1,23 @@
-"""What an architecture's instruction set has, whatever the device around it: read from its name."""
+"""Instruction-set features that follow from an architecture's name."""
 
 from __future__ import annotations
 
 import re
 
-#: First CUDA architecture with copies from global memory into the scratchpad that need no register (``cp.async``; PTX
+#: First CUDA architecture with register-free copies from global memory to the scratchpad (``cp.async``; PTX
 #: ISA, section "Data Movement and Conversion Instructions: cp.async").
 _ASYNC_COPIES = 80
-#: First CUDA architecture with a maximum and a minimum of float32 in which NaN wins (``max.NaN.f32``; PTX ISA, section
+#: First CUDA architecture with float32 maximum and minimum that propagate NaN (``max.NaN.f32``; PTX ISA, section
 #: "Floating Point Instructions: max").
 _NAN_EXTREMA = 80
-#: Matrix instructions that an architecture reaches its peak with: ``wgmma`` and ``tcgen05`` of the PTX ISA. They are of
-#: these architectures alone: sm_120 has none of them.
+#: Matrix instructions that reach the peak of one architecture only: ``wgmma`` and ``tcgen05`` of the PTX ISA.
+#: sm_120 has neither.
 _OWN_MATRIX = {90: "wgmma", 100: "tcgen05", 101: "tcgen05", 103: "tcgen05"}
 
 
 def cuda_architecture(arch: str) -> int:
-    """Return the number of a CUDA architecture, 0 where it is none.
+    """Return the number of a CUDA architecture, or 0 for another name.
 
-    Examples
-    --------
     >>> cuda_architecture("sm_90a"), cuda_architecture("gfx906")
     (90, 0)
     """
@@ -28,10 +26,8 @@ def cuda_architecture(arch: str) -> int:
 
 
 def has_async_copies(arch: str) -> bool:
-    """Whether the instruction set has asynchronous copies into the scratchpad that generated kernels use.
+    """Whether kernels for the architecture use asynchronous copies into the scratchpad.
 
-    Examples
-    --------
     >>> has_async_copies("sm_80"), has_async_copies("sm_70"), has_async_copies("gfx90a")
     (True, False, False)
     """
@@ -39,10 +35,8 @@ def has_async_copies(arch: str) -> bool:
 
 
 def has_nan_extrema(arch: str) -> bool:
-    """Whether the instruction set has a maximum and a minimum of float32 in which NaN wins.
+    """Whether the architecture has float32 maximum and minimum instructions that propagate NaN.
 
-    Examples
-    --------
     >>> has_nan_extrema("sm_80"), has_nan_extrema("sm_75"), has_nan_extrema("gfx90a")
     (True, False, False)
     """
@@ -50,10 +44,8 @@ def has_nan_extrema(arch: str) -> bool:
 
 
 def own_matrix_family(arch: str) -> str:
-    """Return the family of the matrix instructions that an architecture reaches its peak with, ``""`` where any does.
+    """Return the architecture-specific matrix instructions needed for peak throughput, or ``""``.
 
-    Examples
-    --------
     >>> own_matrix_family("sm_90"), own_matrix_family("sm_100"), own_matrix_family("sm_89")
     ('wgmma', 'tcgen05', '')
     """

@@ -1,4 +1,4 @@
-"""The memory of a device as programs see it: what drivers report, not what the data sheet calls it."""
+"""Device memory as drivers report it, which is less than the data sheet's figure."""
 
 from __future__ import annotations
 
@@ -7,40 +7,26 @@ from dataclasses import dataclass
 from roller.core.display import bytes_text
 from roller.hardware.spec import DeviceSpec
 
-#: What is left of a data sheet's gigabytes, at the least, on devices whose reported memory is known (a T4, of 16 GiB).
+#: Smallest known ratio of reported memory to the data sheet's (a T4, of 16 GiB).
 _LEAST_OF_DATASHEET = 0.91
-#: Sources of a capacity that is that of the very device, or what somebody wants it to be.
+#: Sources that give the capacity of the device itself, or the user's wish.
 _OF_THIS = ("detected", "override")
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """Bytes a process may use at most, its context included.
+    """Memory that a process, including its context, may use."""
 
-    Parameters
-    ----------
-    bytes
-        What is counted on: the least that drivers were seen to report.
-    most_bytes
-        The most they were seen to report.
-    doubtful_bytes
-        What may be missing of ``bytes``, where nobody reported the memory of this device.
-    source
-        ``"measured"`` where it was reported, ``"derived"`` from other devices, ``"datasheet"`` where nobody reported
-        it, ``"detected"`` or ``"override"``.
-    """
-
-    bytes: int
-    most_bytes: int
-    doubtful_bytes: int
+    bytes: int  #: Smallest capacity that drivers were seen to report
+    most_bytes: int  #: Largest capacity that drivers were seen to report
+    doubtful_bytes: int  #: Part of ``bytes`` that may be missing where no driver report is known
+    #: ``"measured"`` (by drivers), ``"derived"`` (from others), ``"datasheet"``, ``"detected"``, ``"override"``.
     source: str
 
     @property
     def text(self) -> str:
-        """Say what it is and where it is from.
+        """The capacity and its origin, in words.
 
-        Examples
-        --------
         >>> from roller.hardware import load_spec
         >>> capacity_of(load_spec("rtx3090")).text
         'drivers report 23.69 to 23.7 GiB'
@@ -57,10 +43,8 @@ class Capacity:
 
 
 def capacity_of(spec: DeviceSpec) -> Capacity:
-    """Return the memory of a device in which tensors lie between kernels.
+    """Return the capacity of the device memory that holds tensors between kernels.
 
-    Examples
-    --------
     >>> from roller.hardware import load_spec
     >>> f"{capacity_of(load_spec('h100')).bytes / 2**30:.2f} GiB"
     '79.11 GiB'

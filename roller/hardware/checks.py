@@ -1,8 +1,4 @@
-"""Checks of typed numbers and keys, and what to say where they fail.
-
-A specification is data somebody typed, often in the wrong unit. Each check therefore names the file and the
-dotted path, what was expected, what was found, and what to write instead.
-"""
+"""Checks of typed numbers and keys in specifications."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from typing import Any
 from roller.errors import SpecError, did_you_mean, shown
 from roller.targets import KINDS
 
-#: Where a number comes from, in the order in which the loader prefers them. What was measured on a device of the same
-#: chip or generation, and carried over by what both data sheets say, is derived; its note says from what.
+#: Sources of a number, in order of preference. ``derived``: measured on a device of the same
+#: chip or generation and scaled by both data sheets; the note names the origin.
 SOURCES = ("measured", "derived", "datasheet", "assumed")
 
 
@@ -34,7 +30,7 @@ class Quantity:
 
 _SPREAD = Quantity("", 0, 10)
 
-# Endings that say a unit. The left-hand sides are what people type; the loader takes SI base units only.
+# Suffixes that name a unit, as people type them; the loader takes SI base units only.
 _UNIT_ENDINGS = (
     "_bytes_per_s", "_gb_per_s", "_gbps", "_gb_s", "_mb_per_s", "_tb_per_s", "_gib_per_s", "_kib", "_mib", "_gib",
     "_kb", "_mb", "_gb", "_bytes", "_hz", "_mhz", "_ghz", "_khz", "_ns", "_us", "_ms", "_cycles", "_s",
@@ -42,9 +38,9 @@ _UNIT_ENDINGS = (
 )  # fmt: skip
 
 
-#: Units that a value may be written in another one of; the others count things.
+#: Units of measure, which may be confused with a multiple; all other units are counts.
 _MEASURES = ("bytes", "bytes/s", "s", "Hz", "W", "J", "operations/cycle/unit", "relative")
-#: What has no source, by key, as it is written; and keys that are whole sections.
+#: Example values of keys without a source, and keys of whole sections.
 _PLAIN = {
     "name": "mine", "kind": "gpu", "description": "Vendor, model, memory", "scope": "unit", "tiled": "true",
     "target": "{language: cuda, arch: sm_80}", "operand": "float16", "accumulator": "float32",
@@ -54,12 +50,12 @@ _PARTS = ("teu", "compute", "ops_per_cycle_per_unit", "execution", "limits", "me
 
 
 def fail(where: str, path: str, problem: str) -> SpecError:
-    """Return the error of one place in a specification."""
+    """Return the error for one path of a specification."""
     return SpecError(f"{where}: {path}: {problem}" if path else f"{where}: {problem}")
 
 
 def check_keys(where: str, path: str, found: Iterable[Any], known: Iterable[str], required: Iterable[str] = ()) -> None:
-    """Refuse unknown keys (with a suggestion) and missing ones."""
+    """Refuse unknown keys, with a suggestion, and missing required keys."""
     known, found = tuple(known), tuple(found)
     for key in found:
         if key not in known:
@@ -89,7 +85,7 @@ def _stem(key: str) -> str:
 
 
 def check_number(where: str, path: str, value: object, quantity: Quantity) -> float:
-    """Return a number that has the field's type and lies in its range."""
+    """Return a number of the field's type and range, or raise."""
     unit = f" {quantity.unit}" if quantity.unit else ""
     if isinstance(value, str):
         raise fail(where, path, _text_problem(value))
@@ -133,10 +129,7 @@ def _yaml_float(number: float) -> str:
 
 
 def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tuple[float, str]:
-    """Return the effective value of ``{datasheet: ..., measured: ..., note: ...}`` and its source.
-
-    ``spread`` beside a measured value says how far its repetitions were apart, relative.
-    """
+    """Return the effective value of ``{datasheet: ..., measured: ..., note: ..., spread: ...}`` and its source."""
     if isinstance(data, str):
         raise fail(where, path, _text_problem(data))
     if not isinstance(data, Mapping):
@@ -155,12 +148,12 @@ def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tup
 
 
 def join_path(path: str, key: str) -> str:
-    """Return the dotted path of a key; an empty ``path`` is the top."""
+    """Return the dotted path of a key; an empty ``path`` is the root."""
     return f"{path}.{key}" if path else str(key)
 
 
 def nearest_fields(path: str, known: Mapping[str, Quantity]) -> str:
-    """Return what to write instead of an unknown path: the closest one, else the fields of its section."""
+    """Return a hint for an unknown path: the closest known path, else the fields of its section."""
     section, _, last = path.rpartition(".")
     begun = [name for name in known if len(path) > 2 and name.rpartition(".")[2].startswith(path)]
     if len({name.rpartition(".")[0] for name in begun}) > 1:  # a field of several layers: any may be meant

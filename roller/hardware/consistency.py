@@ -1,4 +1,4 @@
-"""Numbers of a device held against each other: what cannot be is an error, what hardly is so is said."""
+"""Cross-checks of a device's numbers: contradictions are errors, unusual values are reported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from roller.hardware.plausibility import implausible
 from roller.hardware.spec import DeviceSpec
 from roller.targets import LANGUAGES
 
-#: The first CUDA architecture of which every device has matrix units that are priced here.
+#: First CUDA architecture whose devices all have priced matrix units.
 _MATRIX_SM = 80
 #: Fewest and most threads of a warp, wavefront or subgroup that any GPU has.
 _GPU_LANES = (4, 128)
-#: Of the largest element.
+#: Size of the largest element.
 _ELEMENT_BYTES = 8
 
 
@@ -66,7 +66,7 @@ def check_consistency(where: str, spec: DeviceSpec) -> None:
 
 
 def _check_powers(where: str, spec: DeviceSpec) -> None:
-    """Refuse sizes that addresses are not cut into by bits, and transactions smaller than an element."""
+    """Refuse sizes that are not powers of two where addresses need it, and transactions below one element."""
     for layer in spec.memory_layers:
         path = f"memory_layers.{layer.name}"
         for name in ("transaction_bytes", "line_bytes", "banks", "bank_width_bytes"):
@@ -80,7 +80,6 @@ def _check_powers(where: str, spec: DeviceSpec) -> None:
 
 
 def _check_gpu(where: str, spec: DeviceSpec) -> None:
-    """Refuse what no GPU can be."""
     rates = spec.compute.ops_per_cycle_per_unit
     threads = spec.limits.threads_per_block
     least, most = _GPU_LANES
@@ -100,10 +99,8 @@ def _check_gpu(where: str, spec: DeviceSpec) -> None:
 
 
 def check_file(where: str, spec: DeviceSpec) -> None:
-    """Refuse a file in which a slower layer holds less than a faster one, or a clock lasts above boost.
-
-    Overrides may say so: what a device gained from a layer without limits is worth asking.
-    """
+    """Refuse a file in which a slower layer is smaller than a faster one, or the sustained clock exceeds boost."""
+    # Checked for files only: what-if overrides may describe such a device.
     lasting, boost = spec.sustained_clock_hz, spec.clock_hz
     if lasting is not None and lasting > boost:
         problem = f"expected at most clock_hz.boost = {boost:g} Hz, got {lasting:g}. Exchange them, or correct one."
@@ -116,10 +113,8 @@ def check_file(where: str, spec: DeviceSpec) -> None:
 
 
 def suspicions(spec: DeviceSpec) -> tuple[str, ...]:
-    """Return what is possible but rarely so: mostly a value in another unit, path first.
+    """Return warnings about possible but rare values, path first; most are values in a wrong unit.
 
-    Examples
-    --------
     >>> from roller.hardware import load_spec
     >>> suspicions(load_spec("v100"))
     ()
@@ -136,7 +131,7 @@ def suspicions(spec: DeviceSpec) -> tuple[str, ...]:
     return tuple(found)
 
 
-#: Between neighbouring layers, and between a layer and its budget: shipped devices stay below half of either.
+#: Maximum usual ratios: bandwidths of neighbouring layers, and capacity to budget; shipped devices stay below half.
 _MOST_STEP, _MOST_SPARED = 50, 16
 _CLOCKS_HZ = (3e8, 6.5e9)
 
@@ -146,7 +141,7 @@ def _of_layers(spec: DeviceSpec) -> Iterator[str]:
         if layer.usable_bytes is not None and layer.usable_bytes * _MOST_SPARED < layer.capacity_bytes:
             yield (f"memory_layers.{layer.name}.usable_bytes: {layer.usable_bytes} of {layer.capacity_bytes} bytes is "
                    "little: is it in KiB?")  # fmt: skip
-    # What lies behind the layer in which tensors are at home is a link to elsewhere: any ratio is possible.
+    # Layers beyond the home layer are links to elsewhere: any ratio is possible.
     at_home = [x.name for x in spec.memory_layers].index(spec.traits.home)
     for fast, slow in pairwise(spec.memory_layers[: at_home + 1]):
         path, ratio = f"memory_layers.{slow.name}", fast.bandwidth_bytes_per_s / slow.bandwidth_bytes_per_s

@@ -1,10 +1,4 @@
-"""The machine roller runs on as a DeviceSpec: a CPU profile with the detected numbers on top.
-
-Detection reads what the operating system already knows (``/proc/cpuinfo``, ``/sys``, the process's affinity and
-its control group); it starts nothing, measures nothing, and needs no TVM. What it cannot find keeps the profile's
-assumed value. Where ``roller probe cpu`` has measured this machine, its values lie on top. Two machines give two
-specs, so golden tests use the profiles and never this.
-"""
+"""Detects this machine as a DeviceSpec: a CPU profile overlaid with detected, then with probed numbers."""
 
 from __future__ import annotations
 
@@ -45,43 +39,29 @@ ARM_PARTS = {"0xd0c": "neoverse-n1", "0xd40": "neoverse-v1", "0xd49": "neoverse-
 
 _ARM = ("aarch64", "arm64")
 _X86 = ("x86_64", "amd64")
-#: DRAM bandwidth one core adds and what a socket is assumed to stop at; nothing the system reports says either.
+#: Assumed DRAM bandwidth per core and maximum per socket; the system reports neither.
 _DRAM_PER_CORE_BYTES_PER_S = 2.0e10
 _DRAM_TOTAL_BYTES_PER_S = 2.0e11
-#: Errors of predicted seconds (not of ratios, which rates of all candidates alike do not change), and what is expected
-#: of them where rates are assumed: a factor of two.
+#: Error fields of predicted seconds, and their value for assumed rates, a factor of two. Errors of ratios are
+#: unaffected, because assumed rates apply to all candidates alike.
 _SECONDS_ERRORS = tuple(f"accuracy.{n}_error" for n in ("prediction", "compute", "memory", "overhead"))
 UNPROBED_ERROR = 0.7
 
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """What ``/proc/cpuinfo`` says of the first processor.
-
-    Parameters
-    ----------
-    model, vendor
-        Names as printed, empty where absent.
-    flags
-        Feature flags.
-    part
-        Arm ``CPU part``, else empty.
-    mhz
-        Clock, ``None`` where absent.
-    """
+    """First processor in ``/proc/cpuinfo``; text fields are empty where absent."""
 
     model: str = ""
     vendor: str = ""
     flags: frozenset[str] = frozenset()
-    part: str = ""
-    mhz: float | None = None
+    part: str = ""  #: Arm ``CPU part``
+    mhz: float | None = None  #: Clock in MHz
 
 
 def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSpec:
     """Return the specification of this machine's CPU, named ``cpu``.
 
-    Examples
-    --------
     >>> detect_cpu().kind
     'cpu'
     """
@@ -90,17 +70,17 @@ def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSp
 
 
 def detect_unprobed() -> DeviceSpec:
-    """Return this machine as detected, whatever a probe has measured: what a probe starts from."""
+    """Return this machine as detected, without probed values: the starting point of a probe."""
     return _detect(Path("/"), platform.machine().lower(), _affinity())
 
 
 def is_this_machine(spec: DeviceSpec) -> bool:
-    """Whether a specification is of the machine roller runs on: detected, or measured here."""
+    """Whether a specification describes this machine: detected or measured here."""
     return not spec.traits.discrete and (spec.name == "cpu" or (spec.machine != "" and spec.machine == _here()))
 
 
 def check_units(spec: DeviceSpec) -> None:
-    """Refuse a specification of this machine with another number of cores, on which nothing could be timed."""
+    """Refuse a specification of this machine with a changed number of cores, which could not be timed."""
     there = detect_unprobed().units
     if spec.units != there:
         raise SpecError(
@@ -114,21 +94,18 @@ def _here() -> str:
 
 
 def is_probed(spec: DeviceSpec) -> bool:
-    """Whether a detected machine has a profile that ``roller probe cpu`` measured."""
+    """Whether ``roller probe cpu`` has measured a profile of the machine."""
     return profile_path(spec.machine).is_file()
 
 
 def assumed(detected: DeviceSpec) -> DeviceSpec:
-    """Return a machine nobody probed, with predictions that are as uncertain as its rates.
-
-    The errors of its profile were validated on a machine whose rates had been measured.
-    """
+    """Return an unprobed machine with prediction errors as uncertain as its assumed rates."""
     fields = {p: UNPROBED_ERROR for p in detected.values() if p in _SECONDS_ERRORS}
     return detected.with_overrides(fields, "assumed")
 
 
 def files_of(spec: DeviceSpec) -> tuple[Path, ...]:
-    """Return the files that the numbers of a detected machine are from: the profile like it, and what was probed."""
+    """Return the files with the numbers of a detected machine: the similar shipped profile and the probed one."""
     probed = profile_path(spec.machine)
     shipped = spec_folder() / f"{spec.description.rpartition('(profile ')[2].partition(')')[0]}.yaml"
     found = [shipped] if shipped.is_file() else []
@@ -136,7 +113,7 @@ def files_of(spec: DeviceSpec) -> tuple[Path, ...]:
 
 
 def with_profile(detected: DeviceSpec) -> DeviceSpec:
-    """Return a detected machine with the measured values of its probed profile, where there is one."""
+    """Return a detected machine overlaid with the measured values of its probed profile, if any."""
     path = profile_path(detected.machine)
     if not path.is_file():
         return assumed(detected)
@@ -150,10 +127,7 @@ def with_profile(detected: DeviceSpec) -> DeviceSpec:
 
 
 def _memory_of_all(detected: DeviceSpec, measured: Mapping[str, float]) -> dict[str, float]:
-    """Return the assumed memory bandwidth of all cores where only that of one was steady enough to be measured.
-
-    The rule of detection, with the measured core in place of the assumed one.
-    """
+    """Return an assumed all-core memory bandwidth where only that of one core was measured."""
     path = f"memory_layers.{detected.memory_layers[-1].name}."
     alone = measured.get(f"{path}bandwidth_per_teu_bytes_per_s")
     if alone is None or f"{path}bandwidth_bytes_per_s" in measured:
@@ -208,13 +182,12 @@ def _detect(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
 
 
 def _fingerprint(info: CpuInfo, machine: str, spec: DeviceSpec) -> str:
-    """Return what tells this machine from others: model, cores, caches, and what code generation may use."""
     caches = ", ".join(f"{x.name} {x.capacity_bytes}" for x in spec.memory_layers if x.name in ("l1", "l2", "l3"))
     return f"{info.model or info.part or machine}; {spec.units} cores; {caches} bytes; {spec.target['mcpu']}"
 
 
 def read_cpuinfo(root: Path) -> CpuInfo:
-    """Read the first processor of ``proc/cpuinfo`` under ``root``; an empty record where there is none."""
+    """Return the first processor in ``proc/cpuinfo`` under ``root``; an empty record without that file."""
     fields: dict[str, str] = {}
     for line in _read(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
@@ -234,10 +207,8 @@ def read_cpuinfo(root: Path) -> CpuInfo:
 
 
 def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
-    """Return the profile that fits and the processor name for code generation.
+    """Return the matching profile and the processor name for code generation.
 
-    Examples
-    --------
     >>> match_profile("x86_64", CpuInfo(flags=frozenset(_AVX2)))
     ('cpu-avx2', 'x86-64-v3')
     """
@@ -253,7 +224,7 @@ def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
 
 
 def count_cores(root: Path, affinity: tuple[int, ...]) -> int:
-    """Return the physical cores this process may use: its affinity, its control group, one per set of SMT siblings."""
+    """Return the usable physical cores, by affinity, control group and SMT siblings."""
     siblings = {
         _read(root / f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list").strip() or str(i) for i in affinity
     }
@@ -284,12 +255,12 @@ def _size_bytes(text: str) -> int | None:
     return int(digits) * factor if digits.isdigit() and int(digits) > 0 else None
 
 
-#: Detected clocks are rounded to this: a reading that jitters must not make another device of the same machine.
+#: Rounding of detected clocks: jitter must not turn the same machine into another device.
 _CLOCK_STEP_HZ = 5.0e7
 
 
 def _clock_hz(root: Path, info: CpuInfo) -> float | None:
-    """Highest clock of the first core in Hz; the one it happens to run at where that is all there is."""
+    """Return the maximum clock of the first core in Hz, else its current clock."""
     text = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
     if text.isdigit() and int(text) > 0:
         return int(text) * 1e3
@@ -304,13 +275,9 @@ def _memory_bytes(root: Path) -> int | None:
 
 
 def _scaled(spec: DeviceSpec, cores: int, clock_hz: float) -> dict[str, float]:
-    """Totals and cycle times of the profile, carried over to another number of cores and another clock.
-
-    Notes
-    -----
-    Private layers scale with cores and clock, the sliced L3 with cores, DRAM with cores up to an assumed total.
-    """
+    """Return the profile's totals and cycle times scaled to this number of cores and this clock."""
     out: dict[str, float] = {}
+    # Private layers scale with cores and clock, the sliced L3 with cores, DRAM with cores up to an assumed total.
     by_core, by_clock = cores / spec.units, clock_hz / spec.clock_hz
     for layer in spec.memory_layers:
         factor = by_core * (by_clock if layer.scope == "unit" else 1.0)
@@ -332,7 +299,6 @@ def _affinity() -> tuple[int, ...]:
 
 
 def _read(path: Path) -> str:
-    """Return a small file's text, or an empty string where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

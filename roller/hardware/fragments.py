@@ -1,4 +1,4 @@
-"""Read the ``fragments`` of a specification: the instructions of its matrix unit."""
+"""Reads the ``fragments`` of a specification: the instructions of its matrix unit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEYS = (*_REQUIRED, "rate", "arch", "instructions", "operand_copies", "latency_
 
 
 def read_fragments(where: str, data: object) -> tuple[Fragment, ...]:
-    """Return the matrix instructions of a specification's ``fragments`` list."""
+    """Return the matrix instructions in a specification's ``fragments`` list."""
     if not isinstance(data, list) or not all(isinstance(x, Mapping) for x in data):
         raise fail(where, "fragments", "expected a list of mappings such as {name: mma.m16n8k16.f16.f32, m: 16, ...}.")
     found = [_fragment(where, f"fragments.{n}", x) for n, x in enumerate(data)]

@@ -1,8 +1,4 @@
-"""A CPU about which nothing is known but its instruction set: what a probe starts from where no profile is shipped.
-
-Every number is an assumption stated in cycles and lanes, the habits of recent out-of-order cores; detection and
-probes put what they find on top.
-"""
+"""Generic CPU profiles for instruction sets without a shipped profile, where a probe starts."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from roller.hardware.spec import DeviceSpec
 
 @dataclass(frozen=True)
 class _InstructionSet:
-    """Lanes (float32) and vector registers, code generation name, and triple where it is not the host's."""
+    """Float32 lanes, vector registers, code generation name, and triple where not the host's."""
 
     lanes: int
     registers: int
@@ -29,9 +25,9 @@ _SETS = {
     "cpu-avx2": _InstructionSet(8, 16, "haswell"),
     "cpu-neon": _InstructionSet(4, 32, "neoverse-n1", "aarch64-linux-gnu"),
 }
-#: One core, so that totals are per core; the clock only turns cycles into seconds until it is detected or measured.
+#: Clock that turns assumed cycles into seconds until a clock is detected or measured; totals are for one core.
 _CLOCK_HZ = 3.0e9
-#: Registers a micro-kernel keeps for operands; LLVM spills where fewer are left.
+#: Registers reserved for operands of a micro-kernel; LLVM spills with fewer.
 _OPERAND_REGISTERS = {16: 3, 32: 8}
 
 _TEXT = """
@@ -127,10 +123,8 @@ memory_layers:
 
 @lru_cache(maxsize=8)
 def generic_profile(name: str) -> DeviceSpec:
-    """Return the assumed profile of an instruction set, one core.
+    """Return the assumed one-core profile of an instruction set.
 
-    Examples
-    --------
     >>> spec = generic_profile("cpu-avx2")
     >>> spec.teu.lanes, spec.limits.usable_vector_registers
     (8, 13)

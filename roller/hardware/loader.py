@@ -1,4 +1,4 @@
-"""The one entrance to device specifications: a shipped name, a YAML file, or this machine."""
+"""Loads device specifications by shipped name, YAML path, or ``cpu`` for this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load_spec(name_or_path: str | os.PathLike[str], overrides: Mapping[str, floa
     name_or_path
         A shipped name (``"v100"``), ``"cpu"`` for this machine, or the path of a YAML file.
     overrides
-        Numbers to replace, by dotted path.
+        Replacement numbers by dotted path.
 
     Returns
     -------
@@ -31,7 +31,7 @@ def load_spec(name_or_path: str | os.PathLike[str], overrides: Mapping[str, floa
     Raises
     ------
     SpecError
-        Where the device is unknown, or its file or an override is wrong.
+        If the device is unknown, or its file or an override is invalid.
 
     Examples
     --------

@@ -1,9 +1,4 @@
-"""The probed profile of this machine: where it lies, and how it is known to be of this machine.
-
-``roller probe cpu`` writes a complete specification into the user's data folder, named after a fingerprint. Detection
-puts its measured values on top of the detected ones, so that ``device="cpu"`` is priced with them. Another machine,
-or the same one with fewer cores, has another fingerprint and is not touched by it.
-"""
+"""Location of the probed profile of this machine."""
 
 from __future__ import annotations
 
@@ -17,13 +12,8 @@ VARIABLE = "ROLLER_PROFILE_DIR"
 
 
 def profile_folder() -> Path:
-    """Return the folder of the probed profiles; nothing is created.
+    """Return the folder of probed profiles without creating it: ``ROLLER_PROFILE_DIR``, else the user's data folder.
 
-    ``ROLLER_PROFILE_DIR`` where it is set, else ``$XDG_DATA_HOME/roller/profiles`` or
-    ``~/.local/share/roller/profiles`` on Linux, and what ``platformdirs`` names on other systems.
-
-    Examples
-    --------
     >>> import os; os.environ["ROLLER_PROFILE_DIR"] = "/tmp/profiles"
     >>> str(profile_folder())
     '/tmp/profiles'
@@ -43,6 +33,6 @@ def profile_folder() -> Path:
 
 
 def profile_path(fingerprint: str) -> Path:
-    """Return where the profile of a fingerprint lies, written or not."""
+    """Return the path of the profile of a fingerprint, whether or not it exists."""
     digest = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
     return profile_folder() / f"cpu-{digest}.yaml"

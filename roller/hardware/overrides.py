@@ -1,4 +1,4 @@
-"""Numbers of a device replaced by hand, by dotted path, so that replacing them back gives the device again."""
+"""Replaces numbers of a device by dotted path, reversibly: setting them back restores the device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from roller.hardware.consistency import check_consistency
 from roller.hardware.sections import NOT_OF_KERNELS, Compute
 from roller.hardware.spec import DeviceSpec
 
-#: Source of what was set by hand.
+#: Source of numbers set by hand.
 _BY_HAND = "override"
 
 
 def overridden(
     spec: DeviceSpec, overrides: Mapping[str, float], source: str, known: Mapping[str, Quantity]
 ) -> DeviceSpec:
-    """Return a copy of a spec with numbers replaced by dotted path; see ``DeviceSpec.with_overrides``."""
+    """Return a copy of a spec with numbers replaced; see ``DeviceSpec.with_overrides``."""
     numbers = _checked(spec.name, overrides, known)
     if not numbers:
         return spec
@@ -31,7 +31,7 @@ def overridden(
     is_validated = all(_is_error(p) or p in NOT_OF_KERNELS or before.get(p) == v for p, v in by_hand.items())
     errors = base if is_validated else base.with_unvalidated_accuracy()
     made = replace(spec, accuracy=errors.accuracy, doubt=errors.doubt)
-    # An error that is set by hand holds, whatever the other numbers are.
+    # An error set by hand stays, whatever the other numbers are.
     kinds = _other_kinds(base, by_hand)
     made = _with_numbers(made, kinds | numbers | {p: v for p, v in by_hand.items() if _is_error(p)})
     before, sources = errors.values(), {p: s for p, s in spec.sources.items() if not _is_error(p)}
@@ -46,7 +46,6 @@ def _is_error(path: str) -> bool:
 
 
 def _checked(where: str, overrides: Mapping[str, float], known: Mapping[str, Quantity]) -> dict[str, float]:
-    """Return the numbers by path, each of its field's type and in its range."""
     if not isinstance(overrides, Mapping):
         raise SpecError(f"{where}: overrides: expected a mapping from paths to numbers, got {shown(overrides)}.")
     numbers = dict[str, float]()
@@ -60,7 +59,7 @@ def _checked(where: str, overrides: Mapping[str, float], known: Mapping[str, Qua
 
 
 def _other_kinds(base: DeviceSpec, by_hand: Mapping[str, float]) -> dict[str, float]:
-    """Return the bandwidths by kind of traffic of layers whose bandwidth is set: in proportion, as nobody set them."""
+    """Return read and triad bandwidths scaled in proportion to an overridden copy bandwidth."""
     found = dict[str, float]()
     for layer in base.memory_layers:
         where = f"memory_layers.{layer.name}"
@@ -75,7 +74,6 @@ def _other_kinds(base: DeviceSpec, by_hand: Mapping[str, float]) -> dict[str, fl
 
 
 def _with_numbers(spec: DeviceSpec, numbers: Mapping[str, float]) -> DeviceSpec:
-    """Return the spec with numbers in their places, held against each other."""
     for path, given in numbers.items():
         head, _, rest = path.partition(".")
         if head == "memory_layers":

@@ -1,4 +1,4 @@
-"""Peaks that follow from the numbers of a device: those of its datasheet, where they are right."""
+"""Peak rates that follow from a device's numbers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from roller.core.display import bytes_text
 from roller.hardware.sections import DTYPES
 from roller.hardware.spec import DeviceSpec
 
-#: Classes that multiply and add, the fastest first.
+#: Multiply-add classes, fastest first.
 _PIPES = ("group_matrix", "matrix", "dot", "fma")
 
 
 def peak_flops_per_s(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:
-    """Return the peak of multiply-adds of a dtype and the class that has it; ``None`` where the device names none.
+    """Return the peak multiply-add rate (FLOP/s) of a dtype and its instruction class, or ``None``.
 
-    Examples
-    --------
     >>> from roller.hardware import load_spec
     >>> peak, pipe = peak_flops_per_s(load_spec("h200"), "float16")
     >>> f"{peak / 1e12:.0f} TFLOP/s", pipe
@@ -31,7 +29,7 @@ def peak_flops_per_s(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:
 
 
 def peak_lines(spec: DeviceSpec) -> list[str]:
-    """Return what a datasheet says in other words: operations per second of each dtype, bytes and bytes per second."""
+    """Return text lines with the peak operations per second of each dtype, and each layer's size and bandwidth."""
     clock = f"{spec.clock_hz / 1e9:.4g} GHz"
     lines = []
     for dtype in DTYPES:

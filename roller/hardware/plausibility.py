@@ -1,8 +1,4 @@
-"""Numbers that no device like it has: mostly a slip of a thousand, or a rate that is not what its own note says.
-
-Nothing here refuses a device: what is unusual may be right. Each line names the figure that looks wrong, and what it
-was compared with.
-"""
+"""Warnings about numbers that no similar device has: mostly a factor of a thousand, or a rate unlike its own note."""
 
 from __future__ import annotations
 
@@ -14,36 +10,36 @@ from roller.hardware.sections import MemoryLayer
 from roller.hardware.spec import DeviceSpec
 from roller.hardware.written import Written
 
-#: Cycles from a load to its use, of a layer of one unit and of one of the device: all shipped devices lie ten times
+#: Load-to-use cycles of a layer of one unit and of one of the device: all shipped devices lie ten times
 #: within.
 _CYCLES = {"unit": (1.0, 1000.0), "device": (5.0, 20_000.0)}
-#: Least and most cycles of the times of a program's steps.
+#: Minimum and maximum cycles of step times.
 _STEPS = {"step_latency_s": (0.3, 1000.0), "step_issue_s": (0.05, 300.0), "barrier_s": (0.3, 3000.0)}
-#: Least and most seconds of what does not follow the clock.
+#: Minimum and maximum seconds of times that do not scale with the clock.
 _TIMES = {
     "execution.launch_s": (3e-8, 2.5e-4), "execution.fork_s": (5e-8, 3e-4), "link_latency_s": (5e-8, 5e-4),
     "execution.element_gather_s": (2e-12, 3e-8), "execution.element_copy_s": (2e-12, 3e-8),
     "execution.element_scatter_s": (2e-12, 3e-8), "execution.fault_s": (2e-8, 3e-4),
 }  # fmt: skip
-#: Share of a board's power that its units draw at the clock: busy, with the matrix unit, and idle.
+#: Share of the board's power that its units draw: busy, with the matrix unit, and idle.
 _POWERS_DRAWN = {"busy_cycle_j": (0.1, 20.0), "matrix_cycle_j": (0.1, 20.0), "idle_cycle_j": (2e-3, 2.0)}
 _POWER_W, _STANDING = (5.0, 5000.0), (0.02, 0.9)
-#: The same of the bytes of a layer at its bandwidth: 0.2 of memory and 0.8 of the shared cache on shipped devices.
+#: Share of the board's power for a layer at full bandwidth: 0.2 for memory, 0.8 for the L2 on shipped devices.
 _BYTES_DRAWN = (5e-3, 5.0)
-#: Bytes that are moved at once, bytes of a link a second, and of memory, at the most and least.
+#: Maximum bytes of a transaction, minimum bytes per second of a link, and maximum bytes of memory.
 _MOST_MOVED, _LEAST_LINK, _MOST_MEMORY = 1024, 1e9, 4 << 40
-#: Memory of a process beside its tensors: its fields, their least bytes, and the largest share of the device's memory.
+#: Memory of a process without tensors: fields, minimum bytes, and maximum share of the device's memory.
 #: The 1.9 GiB of an A100 with cuDNN are a quarter of a small board.
 _PROCESS = ("process_bytes", "process_convolution_bytes", "process_eager_bytes", "process_least_bytes",
             "process_most_bytes")  # fmt: skip
 _LEAST_CONTEXT, _MOST_CONTEXT = 10_000_000, 0.5
-#: Least and most rates of pipes, and of dot products, as a share of what the schedulers issue.
+#: Minimum and maximum rates of pipes, and maximum of dot products, relative to the issue rate.
 _RATES, _MOST_DOT = (1 / 200, 8.0), 64.0
-#: Float32 operations for every byte of memory: shipped devices have 1 to 114.
+#: Float32 operations per byte of memory traffic: shipped devices have 1 to 114.
 _BALANCE = (0.2, 1000.0)
-#: Times that the memory of the device holds its cache, and registers of a thread of a full unit.
+#: Minimum ratio of device memory to cache, and registers per thread of a full unit.
 _LEAST_OF_CACHE, _REGISTERS = 100, (4, 256)
-#: How far two sources of one number may be apart, and a rate from the figure of its note.
+#: Maximum ratio of two sources of a number, and maximum relative deviation of a rate from its note.
 _SOURCES_APART, _NOTE_APART = 8.0, 0.12
 _OPS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([TPG])(?:FL)?OP/s")
 _UNITS = re.compile(r"(\d+) (?:tensor cores?|matrix cores?|units?) of (\d+) (?:FMA|multiply-adds)")
@@ -52,10 +48,8 @@ _POWERS = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def implausible(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
-    """Yield what is unlike all devices, path first; nothing is compared with a number that is ``accused`` already.
-
-    ``accused`` is looked at between lines: whoever reads them adds the paths that were said.
-    """
+    """Yield warnings about unusual numbers, path first, without comparing to ``accused`` paths."""
+    # The caller adds the path of each yielded line to ``accused`` before it takes the next.
     home = f"memory_layers.{spec.home.name}"
     if "clock_hz" not in accused:
         yield from _latencies(spec)
@@ -138,7 +132,6 @@ def _amounts(spec: DeviceSpec) -> Iterator[str]:
 
 
 def _sizes(spec: DeviceSpec) -> Iterator[str]:
-    """Yield what is moved or set aside at once that is out of all proportion."""
     home = spec.home
     if home.capacity_bytes > _MOST_MEMORY:
         most = bytes_text(_MOST_MEMORY)
@@ -188,7 +181,6 @@ def _balance(spec: DeviceSpec) -> Iterator[str]:
 
 
 def _of_one_teu(spec: DeviceSpec, layer: MemoryLayer) -> Iterator[str]:
-    """Yield what one warp, or core, draws that is no part of what all draw together."""
     each, whole, teu = layer.bandwidth_per_teu_bytes_per_s, layer.bandwidth_bytes_per_s, spec.teu.name
     if each is None:
         return
@@ -205,7 +197,6 @@ def _of_one_teu(spec: DeviceSpec, layer: MemoryLayer) -> Iterator[str]:
 
 
 def _of_the_board(spec: DeviceSpec) -> Iterator[str]:
-    """Yield powers and energies that do not belong together."""
     power = spec.power_w
     if power is None:
         return
@@ -231,7 +222,7 @@ def _of_the_board(spec: DeviceSpec) -> Iterator[str]:
 
 
 def _pipes(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
-    """Yield rates that the schedulers of a unit cannot issue, or hardly, and matrix units below the pipes."""
+    """Yield warnings about rates above or far below the issue rate, and matrix units slower than the pipes."""
     width = spec.teu.lanes * spec.teu.schedulers_per_unit
     rates = spec.compute.ops_per_cycle_per_unit
     for name, rate in rates.items():
@@ -271,7 +262,7 @@ def _note(spec: DeviceSpec, x: Written) -> Iterator[str]:
 
 
 def _note_of_rate(spec: DeviceSpec, x: Written, value: float) -> Iterator[str]:
-    """Yield a rate that is neither what its note says of units nor, times units and clock, its operations a second."""
+    """Yield a warning where a rate contradicts the unit counts or the operations per second in its note."""
     clocks = [c for c in (spec.clock_hz, spec.sustained_clock_hz) if c]
     peaks = [2 * value * spec.units * c for c in clocks]
     told = [float(n) * _POWERS[p] for n, p in _OPS.findall(x.note)]

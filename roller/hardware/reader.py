@@ -1,9 +1,4 @@
-"""Find, read and check the YAML files of device specifications.
-
-The YAML files lie in ``hardware_specs/`` of a checkout, or inside the installed package. A parsed and checked
-file is kept for the life of the process and read again only when the file changes, so that constructing does
-not pay for YAML each time.
-"""
+"""Finds, parses and checks the YAML files of device specifications in ``hardware_specs/``."""
 
 from __future__ import annotations
 
@@ -39,7 +34,7 @@ from roller.targets import KINDS, LANGUAGES, THIS_MACHINE
 
 SCOPES = ("thread", "unit", "device")
 
-#: Numbers beside the kernels' own, each left out where nobody knows it.
+#: Optional numbers of the board, which no kernel depends on.
 _OF_THE_BOARD = (
     "power_w", "process_bytes", "process_convolution_bytes", "process_eager_bytes", "process_least_bytes",
     "process_most_bytes", "link_bytes_per_s", "link_latency_s",
@@ -48,7 +43,7 @@ _SECTIONS = ("name", "kind", "description", "target", "units", "clock_hz", "teu"
 
 
 def spec_folder() -> Path:
-    """Return the folder of the shipped specifications: inside the package if installed, else of the checkout."""
+    """Return the folder of the shipped specifications: in the installed package or in the checkout."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "hardware_specs", package.parent / "hardware_specs"):
         if folder.is_dir():
@@ -57,7 +52,7 @@ def spec_folder() -> Path:
 
 
 def list_specs() -> tuple[str, ...]:
-    """Return the names of the shipped devices, sorted.
+    """Return the sorted names of the shipped devices.
 
     Examples
     --------
@@ -68,23 +63,21 @@ def list_specs() -> tuple[str, ...]:
 
 
 def read_spec(name_or_path: str) -> DeviceSpec:
-    """Return the specification of a shipped name or a YAML file, parsed once per version of the file."""
+    """Return the specification of a shipped name or YAML file, parsed once per version of the file."""
     path = _find(name_or_path)
     return _load_cached(path, _stamp(path))
 
 
 def spec_path(name_or_path: str) -> Path:
-    """Return the file that a shipped name, or a path, is read from.
+    """Return the file of a shipped name or path.
 
-    Examples
-    --------
     >>> spec_path("V100").name
     'v100.yaml'
     """
     return _find(name_or_path)
 
 
-#: Characters of a file's name that every system takes.
+#: Characters of a file name that every system accepts.
 _MOST_NAME = 200
 
 
@@ -119,7 +112,7 @@ def _load_cached(path: Path, stamp: int) -> DeviceSpec:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C parser where it was built
-    """Safe loader that refuses a key given twice, which PyYAML would silently overwrite."""
+    """Safe YAML loader that refuses duplicate keys, which PyYAML would silently overwrite."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -134,10 +127,10 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def parse_spec(text: str, where: str) -> DeviceSpec:
-    """Return the specification a YAML text describes."""
+    """Return the specification in a YAML text; ``where`` names the file in errors."""
     try:
         data = yaml.load(text, Loader=_Loader)
-    # A number of thousands of digits, a date of a thirteenth month, a list in a list in a list...
+    # Not only YAMLError: also a number with thousands of digits, an impossible date, or deep nesting.
     except (yaml.YAMLError, ValueError, RecursionError) as err:
         mark = getattr(err, "problem_mark", None)
         place = f" at line {mark.line + 1}" if mark is not None else ""
@@ -186,7 +179,7 @@ def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
 
 
 def _clocks_apart(where: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the top of a file with ``clock_hz: {boost, sustained}`` as two numbers; a plain clock is the boost one."""
+    """Return the top-level data with ``clock_hz: {boost, sustained}`` as two numbers; a plain clock is boost."""
     clocks = data["clock_hz"]
     if not isinstance(clocks, Mapping) or not {"boost", "sustained"} & set(clocks):
         return dict(data)
@@ -195,10 +188,8 @@ def _clocks_apart(where: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_validated(where: str, spec: DeviceSpec, accuracy: Mapping[str, Any]) -> bool:
-    """Whether the errors a file gives were found for its numbers: those of a copy that was changed were not.
-
-    Errors that nobody measured claim nothing. A probe says of the profile it writes which numbers it measured.
-    """
+    """Whether the file's measured errors were validated with exactly its numbers."""
+    # A copied file whose numbers were changed is not validated; unmeasured errors claim nothing.
     given = accuracy.get(VALIDATED_WITH)
     if given is not None:
         given = _text(where, f"accuracy.{VALIDATED_WITH}", given)
@@ -206,7 +197,7 @@ def _is_validated(where: str, spec: DeviceSpec, accuracy: Mapping[str, Any]) -> 
     return not measured or given == spec.numbers_key
 
 
-#: Key of ``accuracy``: the numbers (:attr:`DeviceSpec.numbers_key`) that measured errors were found with.
+#: Key of ``accuracy`` with the :attr:`DeviceSpec.numbers_key` that measured errors were validated with.
 VALIDATED_WITH = "validated_with"
 _CLASSES = {"teu": Teu, "execution": Execution, "limits": Limits, "accuracy": Accuracy}
 
@@ -284,7 +275,6 @@ def _layer(where: str, data: Mapping[str, Any], kind: str, sources: dict[str, st
 
 
 def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
-    """Return the target as sorted pairs."""
     if not isinstance(data, Mapping) or not all(isinstance(v, str) for v in data.values()):
         raise fail(where, "target", f"expected text values such as {{language: cuda, arch: sm_70}}, got {shown(data)}.")
     language = data.get("language")
@@ -299,7 +289,6 @@ def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
 
 
 def _check_rate_name(where: str, path: str, name: str) -> None:
-    """Refuse a rate of an instruction class or dtype that does not exist."""
     operation, dot, dtype = str(name).partition(".")
     classes = (*OPERATION_CLASSES, *OPTIONAL_CLASSES)
     if operation not in classes:

@@ -1,8 +1,4 @@
-"""DeviceSpec: everything construction and the performance model know of a device.
-
-One frozen tree of numbers in SI base units. The same class describes GPUs and CPUs; nothing above this
-floor asks which device it is, only what its numbers are.
-"""
+"""DeviceSpec: all numbers that construction and the performance model use for a device, in SI base units."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ from roller.hardware.sections import (
 from roller.hardware.written import Written
 from roller.targets import KINDS, DeviceKind
 
-#: What is said of a device whose errors were found for others than its numbers.
+#: Note for a device whose errors were validated with other numbers.
 OTHER_NUMBERS = "errors assumed: found with other numbers"
 
 
@@ -50,50 +46,47 @@ class DeviceSpec:
     name
         Name of the YAML file, or of the detected profile.
     kind
-        One of :data:`roller.targets.KINDS`: which fields are present and what :attr:`traits` say, never which device
-        it is.
+        One of :data:`roller.targets.KINDS`, which determines the fields present and :attr:`traits`.
     description
         One line for people.
     target_items
-        What code generation needs, as pairs; read it through :attr:`target`.
+        Code generation target as pairs; read it through :attr:`target`.
     units
         SMs, CUs or cores.
     clock_hz
-        Clock the rates are quoted at: boost, which a kernel alone runs at.
+        Clock of the rates: the boost clock, at which a single kernel runs.
     sustained_clock_hz
-        Clock that lasts while kernel follows kernel; ``None``: the same.
+        Clock under continuous load; ``None``: the same.
     power_w
-        Most the board draws; ``None`` where no kernel alone is slowed down by it, or nobody said so.
+        Power limit of the board; ``None``: unknown, or no single kernel reaches it.
     process_bytes
-        Memory a process holds that its tensors are not in: the context, its kernels and cuBLAS; ``None``: unknown.
+        Memory of a process without its tensors: context, kernels and cuBLAS; ``None``: unknown.
     process_convolution_bytes
-        What cuDNN adds to it in a process that convolves; ``None``: unknown.
+        Additional memory for cuDNN in a process that convolves; ``None``: unknown.
     process_eager_bytes
-        The context where all kernels are loaded at start, as by PyTorch before 2.0; ``None``: unknown.
+        Size of a context that loads all kernels at start, as PyTorch did before 2.0; ``None``: unknown.
     process_least_bytes, process_most_bytes
-        The least that was published of a context, alone, and the most of such a process, cuDNN included; ``None``:
-        unknown.
+        Smallest published size of a context alone, and largest of a process with cuDNN; ``None``: unknown.
     link_bytes_per_s
-        Bandwidth in one direction to another device of the machine; ``None``: unknown.
+        One-directional bandwidth to another device of the machine; ``None``: unknown.
     link_latency_s
         Time of one hop between two devices; ``None``: unknown.
     teu, compute, execution, limits, memory_layers
         See the classes; layers from fastest to slowest.
     machine
-        Fingerprint of the machine the numbers were measured on, see :mod:`roller.hardware.machine`; empty where the
-        specification describes any device of its name.
+        Fingerprint of the measured machine (:mod:`roller.hardware.machine`); empty for any device of the name.
     accuracy
         Expected errors of the model on this device.
     fragments
-        Instructions of its matrix unit, in no particular order; empty where it has none.
+        Instructions of the matrix unit, in no particular order; empty without one.
     source_items
         ``(path, source)`` of every number; read it through :attr:`sources`.
     written
-        Every number as its file has it: all sources, and notes.
+        Every number as its file states it: all sources, and notes.
     doubt
-        Why errors of predictions are assumed that are known of other numbers; empty where they are as validated.
+        Reason why the errors of predictions are assumed; empty where they were validated.
     base
-        The device before any number was set by hand; ``None`` where none was.
+        The device before numbers were set by hand; ``None`` if none were.
 
     Examples
     --------
@@ -134,48 +127,45 @@ class DeviceSpec:
     base: DeviceSpec | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        """Name and size on one line; :meth:`values` has every number."""
         return one_line("DeviceSpec", f"{self.name}: {self.units} {self.traits.unit}", self.description)
 
     def _repr_html_(self) -> str:
-        """Every number with its unit and source, for a notebook."""
         known = settable(self)
         rows = ((k, f"{v:.6g}", known[k].unit, self.sources.get(k, "override")) for k, v in self.values().items())
         return html_table(f"{self.name}: {self.description}", ("field", "value", "unit", "source"), rows)
 
     def __hash__(self) -> int:
-        """Hash by content; cached, because specs key the caches of construction."""
         return hash(self.content_key)
 
     @cached_property
     def target(self) -> dict[str, str]:
-        """What code generation needs: ``language`` and ``arch`` or ``mcpu``."""
+        """Code generation target: ``language`` and ``arch`` or ``mcpu``."""
         return dict(self.target_items)
 
     @property
     def traits(self) -> DeviceKind:
-        """What it has in common with all devices of its kind."""
+        """Properties common to all devices of the kind."""
         return KINDS[self.kind]
 
     @property
     def home(self) -> MemoryLayer:
-        """Layer in which tensors lie between kernels, and from which tiles are read."""
+        """Layer that stores tensors between kernels, and from which kernels load tiles."""
         return self.layer(self.traits.home)
 
     @cached_property
     def sources(self) -> dict[str, str]:
-        """Where each number comes from: ``datasheet``, ``measured``, ``assumed``, ``detected`` or ``override``."""
+        """Source of each number: ``datasheet``, ``measured``, ``assumed``, ``detected`` or ``override``."""
         return dict(self.source_items)
 
     @property
     def modified(self) -> dict[str, float]:
-        """Numbers set by hand in place of those of its file, by dotted path; errors of predictions are none of them."""
+        """Numbers set by hand, by dotted path, except errors of predictions."""
         values = self.values()
         return {p: values[p] for p, s in self.source_items if s == "override" and not p.startswith("accuracy.")}
 
     @property
     def title(self) -> str:
-        """Description for people, with the numbers that make it another device, and why its errors are assumed.
+        """Description for people, with the numbers set by hand and the reason for assumed errors.
 
         Examples
         --------
@@ -197,7 +187,7 @@ class DeviceSpec:
         Raises
         ------
         SpecError
-            Where the device has no such layer.
+            If the device has no such layer.
         """
         found = self._layers.get(name) if isinstance(name, str) else None
         if found is None:
@@ -214,7 +204,7 @@ class DeviceSpec:
         operation
             Class of :class:`Compute`.
         dtype
-            A rate given for ``operation.dtype`` wins over the one of the class.
+            The rate of ``operation.dtype`` takes precedence over the one of the class.
 
         Returns
         -------
@@ -224,7 +214,7 @@ class DeviceSpec:
         Raises
         ------
         SpecError
-            Where the device gives no rate for the class.
+            If the device has no rate for the class.
         """
         rates = self.compute.ops_per_cycle_per_unit
         named = isinstance(operation, str) and isinstance(dtype, str)
@@ -238,20 +228,20 @@ class DeviceSpec:
     def with_overrides(self, overrides: Mapping[str, float], source: str = "override") -> DeviceSpec:
         """Return a copy with some numbers replaced.
 
-        What is set by hand (``source`` is ``"override"``) is remembered: a number that is set back to that of
-        :attr:`base` is none that was set, and errors of predictions hold again once all are back.
+        With the source ``"override"``, a number that returns to its value in :attr:`base` no longer counts as set;
+        the errors of predictions are valid again once all numbers have returned.
 
         Parameters
         ----------
         overrides
             Value by dotted path, e.g. ``{"memory_layers.global.bandwidth_bytes_per_s": 8.0e11}``.
         source
-            What :attr:`sources` says of the new numbers.
+            Entry for the new numbers in :attr:`sources`.
 
         Raises
         ------
         SpecError
-            Where a path does not exist, or a value is of the wrong type or out of range.
+            If a path does not exist, or a value is of the wrong type or out of range.
 
         Examples
         --------
@@ -264,9 +254,9 @@ class DeviceSpec:
         return overridden(self, overrides, source, settable(self))
 
     def share(self, units: int) -> DeviceSpec:
-        """Return the device as a program sees it that is given only ``units`` of it, or all it has.
+        """Return the device as seen by a program that uses at most ``units`` of its units.
 
-        What every unit has for itself shrinks with their number; a layer of the whole device gives them all they can
+        Resources of a unit scale with the number of units. A device-wide layer gives the units as much as they can
         draw, which is known where ``bandwidth_per_teu_bytes_per_s`` of a core is.
 
         Examples
@@ -287,21 +277,21 @@ class DeviceSpec:
 
     @cached_property
     def emitted(self) -> DeviceSpec:
-        """The device with those matrix instructions alone that kernels are generated with: what is compiled for."""
+        """The device with only the matrix instructions for which kernels are generated."""
         kept = tuple(f for f in self.fragments if f.emitted)
         return self if kept == self.fragments else replace(self, fragments=kept)
 
     @cached_property
     def constructed(self) -> DeviceSpec:
-        """The device with those matrix instructions alone that our own programs are constructed with."""
+        """The device with only the matrix instructions for which programs are constructed."""
         kept = tuple(f for f in self.fragments if f.is_constructed)
         return self if kept == self.fragments else replace(self, fragments=kept)
 
     @cached_property
     def sustained(self) -> DeviceSpec:
-        """The device as a whole model meets it: at the clock that lasts; the same object where that is the boost clock.
+        """The device at its sustained clock, as a whole model sees it; the same object where that is the boost clock.
 
-        What is counted in cycles takes longer: steps, barriers, the scratchpad. Memory has clocks of its own.
+        Times in cycles grow: steps, barriers, the scratchpad. Device memory has its own clock.
 
         Examples
         --------
@@ -319,7 +309,7 @@ class DeviceSpec:
                        execution=replace(ex, **cycles))  # fmt: skip
 
     def values(self) -> dict[str, float]:
-        """Return every number that is present, by dotted path, in the order of the YAML."""
+        """Return every number present, by dotted path, in the order of the YAML."""
         out: dict[str, float] = numbers_of(self)
         for section in ("teu", "execution", "limits"):
             out |= {f"{section}.{k}": v for k, v in numbers_of(getattr(self, section)).items()}
@@ -345,12 +335,12 @@ class DeviceSpec:
 
     @cached_property
     def content_key(self) -> str:
-        """SHA-256 over what the model and code generation see; sources and prose do not count."""
+        """SHA-256 of everything that affects the model and code generation, without sources and prose."""
         return _digest({"name": self.name, **self._content()})
 
     @property
     def numbers_key(self) -> str:
-        """What the errors of predictions belong to: :attr:`content_key` short, without the name and those errors."""
+        """Short :attr:`content_key` without the name and the errors; measured errors are valid for this key."""
         body = self._content()
         body["values"] = {k: v for k, v in body["values"].items() if not k.startswith("accuracy.")}
         return _digest(body)[:16]
@@ -366,7 +356,7 @@ class DeviceSpec:
         }
 
     def with_unvalidated_accuracy(self) -> DeviceSpec:
-        """Return the device with predictions as uncertain as those for numbers nobody validated any with."""
+        """Return the device with the errors of predictions for unvalidated numbers."""
         accuracy = self.accuracy.unvalidated()
         if accuracy == self.accuracy:
             return self
@@ -384,7 +374,7 @@ _SECTIONS: dict[str, type] = {"teu": Teu, "execution": Execution, "limits": Limi
 
 
 def settable(spec: DeviceSpec) -> dict[str, Quantity]:
-    """Return every numeric path of a device, given or not, with its unit and range."""
+    """Return unit and range of every numeric path of a device, present or not."""
     out = dict(quantities(DeviceSpec))
     for name, section in _SECTIONS.items():
         out |= {

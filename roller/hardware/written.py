@@ -1,4 +1,4 @@
-"""What a file of a device says beside its effective numbers: the values of other sources, and notes."""
+"""Numbers as a device's file states them: the values of all sources, and notes."""
 
 from __future__ import annotations
 
@@ -11,31 +11,17 @@ from roller.hardware.checks import SOURCES, join_path
 
 @dataclass(frozen=True)
 class Written:
-    """One number as a file has it.
-
-    Parameters
-    ----------
-    path
-        Dotted path of the field.
-    values
-        ``(source, value)`` of every source, in the order in which they are preferred.
-    note
-        What its author says of it; ``""`` where nothing is.
-    spread
-        Relative spread over the repetitions of its measurement; ``None`` if it was not repeated.
-    """
+    """One number as its file states it."""
 
     path: str
-    values: tuple[tuple[str, float], ...]
+    values: tuple[tuple[str, float], ...]  #: ``(source, value)`` pairs in order of preference
     note: str = ""
-    spread: float | None = None
+    spread: float | None = None  #: Relative spread over repeated measurements; ``None`` if not repeated
 
 
 def written(data: Mapping[str, Any]) -> tuple[Written, ...]:
     """Return every number of a parsed file.
 
-    Examples
-    --------
     >>> layers = [{"name": "l2", "latency_s": {"assumed": 1.0e-7}}]
     >>> [(x.path, x.values) for x in written({"units": {"datasheet": 80, "note": "SMs"}, "memory_layers": layers})]
     [('units', (('datasheet', 80),)), ('memory_layers.l2.latency_s', (('assumed', 1e-07),))]

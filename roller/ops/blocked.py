@@ -1,12 +1,4 @@
-"""Channels in blocks (``NCHW<b>c``): the layout operators share, and its transforms.
-
-``b`` neighbouring channels of one pixel are neighbours in memory: ``[N, ceil(C / b), H, W, b]``. Vectors then run
-along channels, so odd widths waste no lanes, and a window is read without packing. ``C`` stays the true count of
-channels. Elements of the last block beyond it are its *tail*: :func:`to_blocked` writes zeros there, a convolution
-reads it with weights of zero (any finite values do) and writes zeros, a pooling pools it like every other channel
-(zeros stay zeros), and :func:`from_blocked` drops it. Element-wise functions need no layout: blocked tensors are of
-the shape ``(n, ceil(c / b), h, w, b)``, a vector over channels ``(ceil(c / b), 1, 1, b)``.
-"""
+"""Blocked channels (``NCHW<b>c``): shape ``[N, ceil(C / b), H, W, b]``, and its transforms."""
 
 from __future__ import annotations
 
@@ -18,7 +10,7 @@ from roller.expr import Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Ter
 from roller.ops.build import Channel, dimensions, extent, indices, spatial, types
 from roller.ops.registry import operator
 
-#: Largest block: one cache line of bytes, the widest vector of the narrowest dtype.
+#: Largest block: 64 one-byte elements fill a cache line and the widest vector.
 _LARGEST = 64
 _BLOCKED = re.compile(r"NCHW(\d{1,9})c")
 
@@ -32,12 +24,12 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """Blocks, the last one perhaps partly empty."""
+        """Number of blocks, including a partly filled last one."""
         return -(-self.channels // self.size)
 
     @property
     def has_tail(self) -> bool:
-        """Whether the last block holds elements that are no channel."""
+        """Whether the last block is partly filled."""
         return self.channels % self.size != 0
 
     def index(self, outer: str, inner: str) -> Index:
@@ -45,16 +37,16 @@ class Blocks:
         return Index((Term(outer, self.size), Term(inner)))
 
     def guard(self, index: Index) -> tuple[Bound, ...]:
-        """Return the bound that keeps ``index`` out of the tail."""
+        """Return the bound that excludes the tail."""
         return (Bound(index, 0, self.channels),) if self.has_tail else ()
 
     def channel(self, outer: str, inner: str) -> Channel:
-        """Return how an epilogue addresses a vector over the channels."""
+        """Return the bias index over the channels for an epilogue."""
         return Channel(self.channels, self.index(outer, inner), self.has_tail)
 
 
 def block_of(where: str, layout: str, plain: tuple[str, ...]) -> int:
-    """Return the channels per block of ``layout``, 0 where it is one of the ``plain`` layouts."""
+    """Return the channels per block of ``layout``, or 0 for one of the ``plain`` layouts."""
     if isinstance(layout, str) and layout in plain:
         return 0
     match = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
@@ -86,7 +78,7 @@ def to_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = 
     block
         Channels per block, a power of two up to 64.
     dtype
-        Of input and output.
+        Dtype of input and output.
 
     Returns
     -------
@@ -96,7 +88,7 @@ def to_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = 
     Raises
     ------
     ExprError
-        Where an extent is not positive or the block no power of two up to 64.
+        If an extent is not positive, or the block is not a power of two up to 64.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What all operators share: dtypes, argument checks, and the fused epilogue."""
+"""Shared parts of operators: dtypes, argument checks and the fused epilogue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from roller.ops.scalars import ALIASES, element_function
 
 @dataclass(frozen=True)
 class Types:
-    """Dtypes of one operator: storage of the inputs, arithmetic and accumulation, storage of the output."""
+    """Dtypes of an operator: input storage, arithmetic and accumulation, output storage."""
 
     storage: str
     acc: str
@@ -42,7 +42,7 @@ class Types:
 
     @property
     def is_float(self) -> bool:
-        """Whether arithmetic is floating point."""
+        """Whether the arithmetic dtype is floating point."""
         return is_float(self.acc)
 
     def load(self, tensor: str, index: Sequence[Index], guard: tuple[Bound, ...] = (), outside: float = 0.0) -> Scalar:
@@ -54,14 +54,14 @@ class Types:
         return value if self.storage == self.acc else Cast(self.acc, value)
 
     def require_float(self, where: str) -> None:
-        """Raise where arithmetic is not floating point."""
+        """Raise if the arithmetic dtype is not floating point."""
         if not self.is_float:
             argument, given = ("acc_dtype", self.acc) if is_float(self.storage) else ("dtype", self.storage)
             raise ExprError(f"{where}: argument '{argument}': expected a floating-point dtype, got '{given}'. "
                             f"Pass {argument}='float32'.")  # fmt: skip
 
     def const(self, value: float) -> Const:
-        """Return a literal of the arithmetic dtype; of integers the last one where it lies beyond."""
+        """Return a literal of the arithmetic dtype; integers saturate."""
         if self.is_float:
             return Const(float(value), self.acc)
         if self.acc == "bool":
@@ -70,7 +70,7 @@ class Types:
         return Const(min(max(int(value), info.min), info.max) if math.isfinite(value) else value, self.acc)
 
     def lowest(self, sign: float) -> float:
-        """Most negative (``sign`` -1) or most positive (+1) value a padded element may take."""
+        """Most negative (``sign`` -1) or most positive (+1) value for padding."""
         row = DTYPES[self.storage]
         if row.is_float:
             return sign * (float("inf") if row.has_infinity else row.largest)
@@ -81,17 +81,14 @@ class Types:
 
 
 def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, *, widens: bool = False) -> Types:
-    """Resolve the dtypes of an operator.
-
-    ``widens`` marks sums and products: of small integers their result is stored in the accumulator's
-    dtype unless ``out_dtype`` says otherwise, since it would not fit the storage dtype.
-    """
+    """Resolve the dtypes of an operator; ``widens`` marks sums and products."""
     dtype, acc_dtype, out_dtype = canonical(dtype), canonical(acc_dtype), canonical(out_dtype)
     given = (("dtype", dtype), ("acc_dtype", acc_dtype), ("out_dtype", out_dtype))
     for argument, value in given:
         if argument == "dtype" or value is not None:
             one_of(where, argument, value, sorted(DTYPES), "dtype")
     acc = acc_dtype or DTYPES[dtype].accumulator
+    # Sums and products of small integers would overflow the storage dtype.
     narrow = widens and not is_float(dtype) and dtype != acc
     out = out_dtype or (acc if narrow else dtype)
     if is_float(dtype) and not is_float(acc):
@@ -104,7 +101,7 @@ def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, 
 
 
 def one_of(where: str, argument: str, value: Any, known: Iterable[str], what: str) -> str:
-    """Return ``value``, one of the ``known`` names, or raise an ExprError naming the argument; ``what`` they are."""
+    """Return ``value`` if it is among the ``known`` names, or raise an ExprError with the argument's name."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
@@ -114,14 +111,14 @@ def one_of(where: str, argument: str, value: Any, known: Iterable[str], what: st
 
 
 def flag(where: str, argument: str, value: Any) -> bool:
-    """Return a truth value, or raise an ExprError naming the argument: the text ``"False"`` is not one."""
+    """Return a boolean, or raise an ExprError with the argument's name."""
     if not isinstance(value, (bool, int, np.bool_, np.integer)) or value not in (0, 1):
         raise ExprError(f"{where}: argument '{argument}': expected True or False, got {shown(value)}.")
     return bool(value)
 
 
 def function_names(where: str, argument: str, value: Any) -> tuple[str, ...]:
-    """Return element-wise functions, one or several, as a tuple of texts; what they say is not looked at."""
+    """Return one or several element-wise functions as a tuple of texts, not yet parsed."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (tuple, list)):
         raise ExprError(f"{where}: argument '{argument}': expected the name of a function or several, "
@@ -130,7 +127,7 @@ def function_names(where: str, argument: str, value: Any) -> tuple[str, ...]:
 
 
 def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
-    """Return ``value`` as an int of at least ``low``, or raise an ExprError naming the argument."""
+    """Return ``value`` as an int of at least ``low``, or raise an ExprError with the argument's name."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise ExprError(f"{where}: argument '{argument}': expected an integer of at least {low}, got {shown(value)}.")
     if value > MOST_POINTS:  # no tensor has as many elements, and Python prints no number of thousands of digits
@@ -140,7 +137,7 @@ def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
 
 
 def number(where: str, argument: str, value: Any, low: float = 0.0) -> float:
-    """Return ``value`` as a finite float of at least ``low``, or raise an ExprError naming the argument."""
+    """Return ``value`` as a finite float of at least ``low``, or raise an ExprError with the argument's name."""
     try:
         real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         out = float(value) if real else math.nan
@@ -186,42 +183,32 @@ def dimensions(where: str, value: Any, argument: str = "shape") -> tuple[int, ..
 
 
 def spatial(*named: tuple[str, int]) -> tuple[Axis, ...]:
-    """Spatial axes from ``(name, extent)`` pairs."""
+    """Return spatial axes from ``(name, extent)`` pairs."""
     return tuple(Axis(n, e, SPATIAL) for n, e in named)
 
 
 def reduction(*named: tuple[str, int]) -> tuple[Axis, ...]:
-    """Reduction axes from ``(name, extent)`` pairs."""
+    """Return reduction axes from ``(name, extent)`` pairs."""
     return tuple(Axis(n, e, REDUCTION) for n, e in named)
 
 
 def indices(axes: Sequence[Axis | str]) -> tuple[Index, ...]:
-    """Identity indices of the axes."""
+    """Return the identity indices of the axes."""
     return tuple(axis_index(a if isinstance(a, str) else a.name) for a in axes)
 
 
 def rows_of(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Return ``axes``, or one axis of extent 1: every stage has a spatial axis to tile, even of a scalar."""
+    """Return ``axes``, or for a scalar one axis of extent 1: every stage needs a spatial axis to tile."""
     return axes or (Axis("one", 1, SPATIAL),)
 
 
 @dataclass(frozen=True)
 class Channel:
-    """What ``"bias"`` runs over where no dimension of the output is the channel: blocked layouts.
-
-    Parameters
-    ----------
-    extent
-        Channels (elements of the bias).
-    index
-        The channel of a point; may exceed ``extent``.
-    has_tail
-        Whether it does: points beyond are written as zero, whatever the epilogue makes of them.
-    """
+    """The index of ``"bias"`` for blocked layouts, in which no output dimension is the channel."""
 
     extent: int
-    index: Index
-    has_tail: bool
+    index: Index  #: Channel of a point; may exceed ``extent``
+    has_tail: bool  #: Whether ``index`` exceeds ``extent`` somewhere; the epilogue writes zeros there
 
     @property
     def guard(self) -> tuple[Bound, ...]:
@@ -238,11 +225,9 @@ def finish(
     epilogue: Sequence[str] | str = (),
     channel: int | Channel = -1,
 ) -> TensorExpr:
-    """Close an operator: compose the user's epilogue after the last stage.
-
-    A last stage that reduces gets one further element-wise stage that reads it at the identity store (in
-    accumulator precision: the result is converted once); an element-wise last stage absorbs the steps.
-    """
+    """Return the operator with the user's epilogue composed after the last stage."""
+    # An element-wise last stage absorbs the epilogue. A reduction gets a further element-wise stage, which reads
+    # the sum in accumulator precision, so that the result is converted once.
     epilogue = function_names(name, "epilogue", epilogue)
     last = stages[-1]
     if not epilogue:
@@ -265,11 +250,7 @@ def ended(
     y: Tensor, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: Types,
     ending: Callable[[Scalar], Scalar] | None = None, anchor: str = "",
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """Return a reduction to ``y`` and, where it has an ``ending``, the element-wise stage over its points.
-
-    The sum stays in accumulator precision (tensor ``anchor``, ``<y>_acc`` where it has no name), and the result is
-    converted once.
-    """
+    """Return a reduction to ``y``, with ``ending`` as an element-wise stage that reads accumulator precision."""
     axes, store = tuple(axes), tuple(store)
     if all(a.kind == REDUCTION for a in axes):
         axes = (*rows_of(()), *axes)
@@ -311,7 +292,7 @@ def _compose(
         args = [operand(base, shape, store)] if function.tensors == 2 else []
         value = function.build(t.const, value, *args, *parameters)
     if epilogue and isinstance(channel, Channel) and channel.has_tail:
-        # As numbers: a reader takes comparisons of indices for guards of the loads, and an epilogue's must have none.
+        # As floats: readers take comparisons of indices for guards of loads, and an epilogue must have none.
         position = Cast("float32", IndexValue(channel.index))
         inside = Call("lt", (position, Const(float(channel.extent), "float32")))
         value = Call("select", (inside, value, t.const(0)))

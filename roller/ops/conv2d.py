@@ -1,4 +1,4 @@
-"""Two-dimensional convolution: strides, dilation, any padding, groups; NCHW, NHWC and channels in blocks."""
+"""Two-dimensional convolution: strides, dilation, padding, groups; NCHW, NHWC and blocked channels."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def conv2d(
     groups
         Channel groups; divides ``c`` and ``f``.
     layout
-        ``"NCHW"``, ``"NHWC"``, or ``"NCHW<b>c"`` (``"NCHW16c"``; b a power of two up to 64) for ``X`` and the output;
-        In blocks ``X`` is ``(n, ceil(c / b), h, w, b)`` and ``Y`` alike
+        ``"NCHW"``, ``"NHWC"``, or ``"NCHW<b>c"`` (``"NCHW16c"``; b a power of two up to 64) for ``X`` and the output.
+        In blocks ``X`` is ``(n, ceil(c / b), h, w, b)``, and ``Y`` has the same form
         with ``f``. Elements of the last block beyond ``c`` must be finite and are ignored; those of ``Y`` beyond
         ``f`` are zero, after any epilogue too. Blocked groups must be whole blocks (b divides ``c / groups`` and
         ``f / groups``), or whole groups must fill a block (equal channels in and out, dividing b).
     kernel_layout
-        Of ``W``: ``"OIHW"`` is ``(f, c / groups, kh, kw)``; ``"OHWI"`` and ``"HWIO"`` are those of frameworks whose
-        images are NHWC (PyTorch's channels last; TensorFlow and JAX); any layout takes any of them.
+        Layout of ``W``: ``"OIHW"`` is ``(f, c / groups, kh, kw)``; ``"OHWI"`` and ``"HWIO"`` are common with NHWC
+        images (PyTorch's channels last; TensorFlow and JAX). Any combination of layouts is valid.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``f``.
 
@@ -69,15 +69,15 @@ def conv2d(
     Raises
     ------
     ExprError
-        Where an argument is not positive, the kernel exceeds the padded input, groups do not divide, or the layout is
+        If an argument is not positive, the kernel exceeds the padded input, groups do not divide, or the layout is
         unknown or its blocks cut through groups.
 
     Notes
     -----
-    In blocks, weights stay plain because they are packed anyway: give them as ``constants`` and that is done once.
-    Packed in every call they cost more than the layout gains where images are small (7x7 with 512 channels: 1.3 ms
-    become 5 ms on one Zen 5 core). Winograd's algorithm, where it may be used (3x3, step one), is faster than direct
-    sums, and is known to the plain layouts only.
+    Blocked convolutions take plain weights, which are packed anyway: pass them as ``constants`` to pack them once.
+    Packing in every call costs more than the layout gains on small images (7x7 with 512 channels: 1.3 ms
+    become 5 ms on one Zen 5 core). Winograd's algorithm (3x3, stride 1) is faster than direct sums and is available
+    only in the plain layouts.
 
     Examples
     --------
@@ -103,12 +103,9 @@ def conv2d(
 
 
 def _blocked_source(where: str, source: Blocks, out: Blocks, groups: int) -> tuple[Index, Index, int, int]:
-    """Return where ``X`` holds the channels of a blocked convolution, and the extents of its axes ``co`` and ``ci``.
-
-    The first index is that of the block, the second that of the position in it. Blocks may not cut through groups.
-    """
+    """Return block index and position index of ``X``'s channels, and the extents of axes ``co`` and ``ci``."""
     b, cg, fg = source.size, source.channels // groups, out.channels // groups
-    if groups == 1:  # of channels that do not fill a block nothing else is read
+    if groups == 1:  # a partly filled block is read only up to its channels
         return axis_index("co"), axis_index("ci"), source.count, min(b, cg)
     if cg % b == 0 and fg % b == 0:
         return Index((Term("fo", cg // b, fg // b), Term("co"))), axis_index("ci"), cg // b, b
@@ -125,7 +122,6 @@ def _blocked(
     where: str, source: Blocks, out: Blocks, groups: int, n: int, over: Windows, t: Types,
     epilogue: Sequence[str] | str, kernel_layout: str,
 ) -> TensorExpr:  # fmt: skip
-    """Return the convolution of channels in blocks: 5-D tensors, weights as in the other layouts."""
     outer, inner, blocks, positions = _blocked_source(where, source, out, groups)
     cg = source.channels // groups
     x = t.load("X", (axis_index("n"), outer, *over.index, inner), over.guard)

@@ -1,4 +1,4 @@
-"""Depthwise convolution: every channel has kernels of its own."""
+"""Depthwise convolution: each channel has its own kernels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def depthwise_conv2d(
     layout
         ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`; a multiplier must divide b.
     kernel_layout
-        Of ``W``: ``"OIHW"``, ``"OHWI"`` ``(c * multiplier, kh, kw, 1)`` or ``"HWIO"`` ``(kh, kw, 1, c * multiplier)``.
+        Layout of ``W``: ``"OIHW"``, ``"OHWI"`` ``(c * multiplier, kh, kw, 1)`` or ``"HWIO"``
+        ``(kh, kw, 1, c * multiplier)``.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
 
@@ -59,7 +60,7 @@ def depthwise_conv2d(
     Raises
     ------
     ExprError
-        Where an argument is not positive, the kernel exceeds the padded input, or the layout is unknown or its blocks
+        If an argument is not positive, the kernel exceeds the padded input, or the layout is unknown or its blocks
         hold part of an input channel's outputs.
 
     Examples
@@ -92,7 +93,7 @@ def depthwise_conv2d(
 
 
 def _blocked_source(where: str, block: int, multiplier: int) -> tuple[Index, Index]:
-    """Return block and position of the channel that output ``ci`` of block ``co`` reads."""
+    """Return the block and position of the input channel for output ``ci`` of block ``co``."""
     if block % multiplier:
         raise ExprError(f"{where}: argument 'multiplier': expected a divisor of the block of {block} channels, got "
                         f"{multiplier}. Use another block, or layout='NCHW'.")  # fmt: skip

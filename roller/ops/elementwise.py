@@ -1,4 +1,4 @@
-"""Chains of element-wise functions, inlined to one stage."""
+"""Chains of element-wise functions, inlined into one stage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def elementwise(
     dtype, acc_dtype, out_dtype
         Storage, arithmetic and output dtype.
     epilogue
-        Further steps, composed into the same stage.
+        Additional functions, composed into the same stage.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def elementwise(
     Raises
     ------
     ExprError
-        Where a function is unknown, shapes do not broadcast, or operands are left over.
+        If a function is unknown, shapes do not broadcast, or operands are left over.
 
     Examples
     --------

@@ -9,7 +9,7 @@ from roller.expr import Axis, Call, Index, Stage, Tensor, TensorExpr
 from roller.ops.build import Types, finish, indices, one_of, padding_sides, pair
 from roller.ops.windows import Correlation, Windows, windows
 
-#: Layouts of images, channels in front of or behind the pixels (others hold channels in blocks).
+#: Plain layouts of images; all others have blocked channels.
 IMAGES = ("NCHW", "NHWC")
 #: Order of output channel, input channel, height and width in weights.
 KERNELS = ("OIHW", "OHWI", "HWIO")
@@ -21,14 +21,14 @@ def channels_last(layout: str, dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def channel_of(layout: str) -> int:
-    """Return the dimension of a two-dimensional image that is the channel."""
+    """Return the channel dimension of a two-dimensional image."""
     return 3 if layout == "NHWC" else 1
 
 
 def image_windows(
     where: str, size: tuple[int, int], kernel: tuple[int, int], stride: Any, dilation: Any, padding: Any
 ) -> Windows:
-    """Return the windows of a two-dimensional operator by its arguments."""
+    """Return the windows of a two-dimensional operator."""
     top, bottom, left, right = padding_sides(where, padding)
     strides, dilations = pair(where, "stride", stride), pair(where, "dilation", dilation)
     return windows(where, size, kernel, strides, dilations, ((top, bottom), (left, right)))
@@ -40,21 +40,21 @@ def image_index(layout: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
 
 
 def image_axes(layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Return spatial axes ``n c h w`` in the order of the output of ``layout``."""
+    """Return spatial axes ``n c h w`` in the output order of ``layout``."""
     return (axes[0], *axes[2:], axes[1]) if layout == "NHWC" else axes
 
 
 def weights(
     where: str, kernel_layout: str, shape: tuple[int, ...], index: tuple[Index, ...]
 ) -> tuple[tuple[int, ...], tuple[Index, ...]]:
-    """Return shape and indices of weights, both given as OIHW, in the order of ``kernel_layout``."""
+    """Return shape and indices of OIHW weights in the order of ``kernel_layout``."""
     one_of(where, "kernel_layout", kernel_layout, KERNELS, "layout")
     order = ["OIHW".index(letter) for letter in kernel_layout]
     return tuple(shape[d] for d in order), tuple(index[d] for d in order)
 
 
 def reduced_axes(kernel_layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Return reduction axes ``(c) kh kw`` in the order of the weights, so that groups are runs of them."""
+    """Return reduction axes ``(c) kh kw`` in the order of the weights."""
     return axes if kernel_layout == "OIHW" else (*axes[-2:], *axes[:-2])
 
 
@@ -62,7 +62,7 @@ def plain_convolution(
     where: str, form: Correlation, x: Tensor, kernel: tuple[int, ...], t: Types, layout: str, kernel_layout: str,
     epilogue: Sequence[str] | str,
 ) -> TensorExpr:  # fmt: skip
-    """Return a convolution in the order of its layouts."""
+    """Return a convolution in plain layouts."""
     kernel, kernel_at = weights(where, kernel_layout, kernel, form.weight)
     axes, reduced = image_axes(layout, form.points), reduced_axes(kernel_layout, form.reduced)
     body = Call("mul", (t.load("X", image_index(layout, form.image), form.guard), t.load("W", kernel_at)))

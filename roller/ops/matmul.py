@@ -36,7 +36,7 @@ def matmul(
     transpose_a, transpose_b
         Whether ``A`` is stored ``(k, m)`` and ``B`` is stored ``(n, k)``.
     dtype, acc_dtype, out_dtype
-        Storage, accumulator and output dtype; int8 stores its int32 sums unless told otherwise.
+        Storage, accumulator and output dtype; the default output of int8 is its int32 sums.
     epilogue
         Element-wise steps after the sum; ``"bias"`` adds a vector over ``j``.
 
@@ -48,7 +48,7 @@ def matmul(
     Raises
     ------
     ExprError
-        Where an extent is not a positive integer.
+        If an extent is not a positive integer.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def matmul(
 def matrix_product(
     a: Sequence[int], b: Sequence[int], batch: Sequence[Axis], transpose_a: bool = False, transpose_b: bool = False
 ) -> tuple[tuple[Axis, ...], tuple[Index, ...], tuple[Index, ...]]:
-    """Return the axes of a product, ``<batch> i j k`` with the reduction last, and where both operands are read."""
+    """Return the axes ``<batch> i j k`` of a matrix product and the indices of both operands."""
     if not a or not b:
         raise ExprError("matmul: expected operands of at least one dimension, got a scalar. Multiply instead.")
     (*rows, depth) = a[:-3:-1] if transpose_a else a[-2:]

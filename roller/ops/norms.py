@@ -105,7 +105,6 @@ def rms_norm(
 def _rows(
     where: str, shape: Sequence[int] | int, eps: float, dtype: str, acc_dtype: str | None, out_dtype: str | None
 ) -> Rows:
-    """Return the rows along the last dimension, walked by axis ``k``."""
     dims = dimensions(where, shape)
     t = types(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
@@ -114,10 +113,8 @@ def _rows(
 
 
 def moments(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
-    """Return the stages that find mean and (population) variance of rows, and both.
-
-    Two passes: the variance of centred values does not cancel.
-    """
+    """Return the stages for mean and (population) variance of rows, and both values."""
+    # Two passes: the variance of centred values does not cancel.
     share = rows.t.const(1 / rows.count)
     total = rows.reduction("sum", rows.element)
     mean = Call("mul", (rows.of(total), share))
@@ -127,14 +124,14 @@ def moments(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
 
 
 def standardised(rows: Rows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
-    """Return stages, then ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the factor of the row."""
+    """Return stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the row's factor."""
     stages, mean, variance = moments(rows)
     factor = Call("rsqrt", (Call("add", (variance, rows.t.const(epsilon))),))
     return stages, Call("mul", (Call("sub", (rows.here, mean)), factor)), mean, factor
 
 
 def over_root_mean_square(rows: Rows, epsilon: float) -> tuple[Stage, Scalar]:
-    """Return the stage that sums squares of rows, and ``x / sqrt(mean(x * x) + epsilon)`` at a point."""
+    """Return the stage with the sum of squares, and ``x / sqrt(mean(x * x) + epsilon)`` at a point."""
     squares = rows.reduction("square", Call("mul", (rows.element, rows.element)))
     mean = Call("mul", (rows.of(squares), rows.t.const(1 / rows.count)))
     factor = Call("rsqrt", (Call("add", (mean, rows.t.const(epsilon))),))

@@ -1,4 +1,4 @@
-"""Operators as text, for the command line: ``conv2d(n=8, c=64, ...)``; nothing is evaluated, bare names are text."""
+"""Parses operators from text, such as ``conv2d(n=8, c=64, ...)``; bare names are text, nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from roller.ops.registry import REGISTRY
 
 
 def parse(text: str) -> TensorExpr:
-    """Build the operator a call expression names.
+    """Build the operator that a call expression names.
 
     Parameters
     ----------
     text
-        ``name(arguments)`` with literal arguments, positional or by keyword. Where an argument takes text its quotes
-        may be left out, for shells have their own: ``epilogue=(bias, clip(0, 6))``.
+        ``name(arguments)`` with literal arguments, positional or by keyword. Quotes of text arguments may be omitted,
+        because shells have their own: ``epilogue=(bias, clip(0, 6))``.
 
     Returns
     -------
     TensorExpr
-        What the operator of that name returns.
+        Result of the named operator.
 
     Raises
     ------
     ExprError
-        Where the text is no call, the operator or an argument is unknown or missing, or a value is no literal.
+        If the text is not a call, the operator or an argument is unknown or missing, or a value is not a literal.
 
     Examples
     --------
@@ -77,12 +77,12 @@ def parse(text: str) -> TensorExpr:
     return _checked(name, function, values)
 
 
-#: Literals as Python writes them, by how other languages and people do.
+#: Python literals by common spellings in other languages.
 _OTHER_SPELLINGS = {"true": "True", "false": "False", "none": "None", "null": "None"}
 
 
 class _Quoted(ast.NodeTransformer):
-    """Puts bare names, and calls of them (``clip(0, 6)``), into quotes."""
+    """Turns bare names, and calls such as ``clip(0, 6)``, into text."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """Return the name as text."""
@@ -106,7 +106,6 @@ def _literal(name: str, argument: str, node: ast.expr, takes_text: bool) -> Any:
 
 
 def _checked(name: str, function: Any, values: dict[str, Any]) -> TensorExpr:
-    """Call the operator; a literal of a type its code cannot handle is the user's error, not a traceback."""
     try:
         expr: TensorExpr = function(**values)
         return expr

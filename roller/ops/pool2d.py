@@ -44,7 +44,7 @@ def pool2d(
     n, c, h, w, kh, kw
         Batch, channels, height, width, window height and width.
     stride, padding
-        As for :func:`roller.ops.conv2d`; a window may not lie wholly in the padding.
+        As for :func:`roller.ops.conv2d`; no window may lie wholly in the padding.
     count_include_pad
         Whether an average divides by ``kh * kw`` (also at the border) or by the elements inside.
     layout
@@ -62,7 +62,7 @@ def pool2d(
     Raises
     ------
     ExprError
-        Where an argument is out of range, padding reaches the size of the window, or the layout is unknown.
+        If an argument is out of range, padding reaches the size of the window, or the layout is unknown.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def pool2d(
 
 
 def _average(over: Windows, count_include_pad: bool, t: Types) -> Callable[[Scalar], Scalar] | None:
-    """Return what makes an average of the sum of a window, ``None`` where it is one of a single element."""
+    """Return the function from a window's sum to its average, or ``None`` for one-element windows."""
     if not count_include_pad and over.guard:
         count = Call("mul", tuple(_inside(over, d, t) for d in range(len(over.outs))))
         return lambda total: Call("div", (total, count))
@@ -113,7 +113,7 @@ def _average(over: Windows, count_include_pad: bool, t: Types) -> Callable[[Scal
 
 
 def _inside(over: Windows, d: int, t: Types) -> Scalar:
-    """Count the elements of a window that lie inside the tensor: ``min(start + kernel, size) - max(start, 0)``."""
+    """Count the elements of a window inside the tensor: ``min(start + kernel, size) - max(start, 0)``."""
     kernel, before = over.kernels[d].extent, over.pads[d][0]
     if not over.guarded[d]:
         return t.const(kernel)

@@ -12,11 +12,11 @@ from roller.ops.build import Types, dimensions, ended, finish, flag, one_of, typ
 from roller.ops.registry import operator
 from roller.ops.rows import Rows, axes_over
 
-#: What a reduction makes of its total.
+#: Function from the total of a reduction to its result.
 Ending = Callable[[Scalar], Scalar]
 
 _KINDS = ("argmax", "max", "mean", "min", "prod", "sum")
-#: Combiner of the kinds that are no sums.
+#: Combiners of kinds other than sums.
 COMBINERS = {"max": "max", "min": "min", "prod": "prod"}
 
 
@@ -41,10 +41,10 @@ def reduce(
     shape
         Shape of ``X`` (elements).
     axes
-        Dimensions to reduce, negative ones counted from the end; ``None`` for all. ``argmax`` takes one
+        Dimensions to reduce, counted from the end if negative; ``None`` for all. ``argmax`` takes one
         dimension, or all (the index into the flattened tensor).
     keepdims
-        Whether reduced dimensions stay, with extent 1.
+        Whether reduced dimensions remain, with extent 1.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``argmax`` stores ``out_dtype`` (int64 unless int32).
 
@@ -52,12 +52,12 @@ def reduce(
     -------
     TensorExpr
         Axes ``d0 d1 ...``, spatial ones first; a mean is a sum and a fused multiplication; ``argmax`` a
-        maximum and the smallest position that attains it, or of what is not a number, as in NumPy.
+        maximum and the smallest position that attains it, or the first NaN, as in NumPy.
 
     Raises
     ------
     ExprError
-        Where the kind is unknown or an axis is out of range or repeated.
+        If the kind is unknown, or an axis is out of range or repeated.
 
     Examples
     --------
@@ -89,10 +89,7 @@ def reduce(
 
 
 def parts_of(kind: str, element: Scalar, count: int, t: Types) -> tuple[Scalar, Ending | None]:
-    """Return what a reduction of ``count`` elements combines of one, and what it makes of the total.
-
-    Kinds are those of :func:`reduce` and ``l1``, ``l2``, ``sum_square`` and ``log_sum``.
-    """
+    """Return the summand of a reduction and the function of its total; also l1, l2, sum_square and log_sum."""
     if kind in ("l1", "l2"):
         return p_norm(t, int(kind[1]), element)
     if kind == "sum_square":
@@ -105,7 +102,7 @@ def parts_of(kind: str, element: Scalar, count: int, t: Types) -> tuple[Scalar, 
 
 
 def p_norm(t: Types, p: float, element: Scalar) -> tuple[Scalar, Ending | None]:
-    """Return what a p-norm sums of an element, and what it makes of the sum."""
+    """Return the summand of a p-norm and the function of its sum."""
     if p == 1:
         return Call("abs", (element,)), None
     if p == 2:
@@ -115,7 +112,7 @@ def p_norm(t: Types, p: float, element: Scalar) -> tuple[Scalar, Ending | None]:
 
 
 def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int, argument: str = "axes") -> tuple[int, ...]:
-    """Return the reduced dimensions, sorted and non-negative; ``None`` means all; ``argument`` is named in errors."""
+    """Return the reduced dimensions, sorted and non-negative; ``None`` means all."""
     if axes is None:
         return tuple(range(rank))
     listed = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
@@ -132,7 +129,6 @@ def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int, argu
 
 
 def _check_positions(where: str, dtype: str, count: int) -> None:
-    """Refuse an output that cannot hold every position of ``count`` elements."""
     if "int" not in dtype or np.iinfo(dtype).max < count - 1:
         raise ExprError(f"{where}: argument 'out_dtype': expected an integer dtype that holds positions up to "
                         f"{count - 1}, got '{dtype}'. Pass out_dtype='int64'.")  # fmt: skip
@@ -141,11 +137,9 @@ def _check_positions(where: str, dtype: str, count: int) -> None:
 def extreme_and_position(
     rows: Rows, y: Tensor, *, largest: bool = True, last: bool = False, part: str = "extreme"
 ) -> tuple[Stage, Stage]:
-    """Return two reductions: the extreme of rows, then the first (``last``) position in the row that attains it.
-
-    The combiner of two plain reductions needs no tuple; ``eq`` is exact since both sides are the same stored element.
-    What is not a number is the extreme, as NumPy has it; it equals nothing, and no position is invented.
-    """
+    """Return two reductions: the extreme of each row, and its first (or ``last``) position."""
+    # Two plain reductions need no tuple combiner; eq is exact, both sides are the same stored element. NaN is the
+    # extreme, as in NumPy, but equals nothing: isnan finds its position.
     extreme = rows.reduction(part, rows.element, "max" if largest else "min")
     hit: Scalar = Call("eq", (rows.element, rows.of(extreme)))
     if rows.t.is_float:
@@ -155,7 +149,7 @@ def extreme_and_position(
         terms.append(Term(a.name, pitch))
         pitch *= a.extent
     position = IndexValue(Index(tuple(reversed(terms))), y.dtype)
-    # A position even where nothing equals the extreme: a fused operand may be rounded otherwise when it is read again.
+    # A valid position even if nothing equals the extreme: a fused operand may be rounded differently on a second read.
     missing = Const(0 if last else rows.count - 1, y.dtype)
     value = Call("select", (hit, position, missing))
     return extreme, Stage(y, rows.axes, rows.at, value, "max" if last else "min", y.dtype)

@@ -1,4 +1,4 @@
-"""The registry of ready operators: roller name to function, ONNX names as metadata."""
+"""The registry of ready operators: functions by name, with their ONNX names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _F = TypeVar("_F", bound=Operator)
 #: Every ready operator by name.
 REGISTRY: dict[str, Operator] = {}
 
-#: ONNX operator type to the roller operator that computes it.
+#: Roller operator by ONNX operator type.
 ONNX_NAMES: dict[str, str] = {}
 
 

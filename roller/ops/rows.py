@@ -1,4 +1,4 @@
-"""Rows of a tensor of any rank, and the stages over them that softmax, norms and reductions are made of."""
+"""Rows of a tensor of any rank, and stages over them for softmax, norms and reductions."""
 
 from __future__ import annotations
 
@@ -12,39 +12,25 @@ from roller.ops.build import Types, indices, rows_of
 
 
 def axes_over(shape: Sequence[int], reduced: Sequence[int] = (), name: str = "k{}") -> tuple[Axis, ...]:
-    """Return an axis per dimension: spatial ``d0 d1 ...``, and of the ``reduced`` dimensions reductions by ``name``."""
+    """Return an axis per dimension: spatial ``d0 d1 ...``, and reductions named by the pattern ``name``."""
     return tuple(Axis(name.format(d), e, REDUCTION) if d in reduced else Axis(f"d{d}", e) for d, e in enumerate(shape))
 
 
 def broadcast(shape: Sequence[int], at: Sequence[Index], result: Sequence[int]) -> tuple[Index, ...]:
-    """Return where an operand of ``shape`` is read at point ``at`` of a result it broadcasts to, as NumPy does."""
+    """Return the index into an operand of ``shape`` at point ``at`` of a result, with NumPy's broadcasting."""
     mine, sizes = at[len(at) - len(shape) :], result[len(result) - len(shape) :]
     return tuple(i if e == n else Index() for i, e, n in zip(mine, shape, sizes, strict=True))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a tensor: elements that differ in its reduced dimensions alone.
-
-    Parameters
-    ----------
-    x
-        The tensor.
-    walked
-        An axis per dimension of it (:func:`axes_over`), those of a row reductions.
-    t
-        Dtypes of the operator.
-    prefix
-        What names of intermediate tensors begin with.
-    keepdims
-        Whether a result of one element per row has the reduced dimensions too, with extent 1.
-    """
+    """The rows of a tensor: sets of elements that differ only in the reduced dimensions."""
 
     x: Tensor
-    walked: tuple[Axis, ...]
+    walked: tuple[Axis, ...]  #: One axis per dimension of ``x`` (:func:`axes_over`), with reduction axes along a row
     t: Types
-    prefix: str
-    keepdims: bool = False
+    prefix: str  #: Prefix for names of intermediate tensors
+    keepdims: bool = False  #: Whether a per-row result keeps the reduced dimensions with extent 1
 
     @cached_property
     def points(self) -> tuple[Axis, ...]:
@@ -70,7 +56,7 @@ class Rows:
 
     @property
     def at(self) -> tuple[Index, ...]:
-        """Where such a result is written and read."""
+        """Index of a row in a per-row result."""
         return indices(self.points)
 
     @property
@@ -85,12 +71,12 @@ class Rows:
 
     @property
     def point(self) -> tuple[Index, ...]:
-        """Where a result of the shape of the tensor is written."""
+        """Index of a point in a result of the tensor's shape."""
         return indices(axes_over(self.x.shape))
 
     @property
     def here(self) -> Scalar:
-        """The element at such a point."""
+        """The tensor's element at such a point."""
         return self.t.load(self.x.name, self.point)
 
     def reduction(self, part: str, body: Scalar, combiner: str = "sum") -> Stage:
@@ -99,7 +85,7 @@ class Rows:
                      self.t.acc)  # fmt: skip
 
     def of(self, stage: Stage) -> Load:
-        """Return what a reduction found for the row at hand."""
+        """Return a load of the stage's per-row result."""
         return Load(stage.name, self.at)
 
     def pointwise(self, y: Tensor, value: Scalar) -> Stage:

@@ -1,4 +1,4 @@
-"""Element-wise functions by name, as scalar trees: shared by ``elementwise`` and every epilogue."""
+"""Element-wise functions by name, as scalar trees for ``elementwise`` and epilogues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Build = Callable[..., Scalar]
 
 
 class ElementFunction(NamedTuple):
-    """A named function: tensors it takes, literal parameters it takes, its tree, and whether it needs floats."""
+    """A named function: number of tensors and of literal parameters, tree builder, float requirement."""
 
     tensors: int
     parameters: int
@@ -61,13 +61,13 @@ def _hardswish(c: Callable[[float], Const], x: Scalar) -> Scalar:
 
 
 def _softplus(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    """``log(1 + exp(x))`` without overflow."""
+    """Return ``log(1 + exp(x))`` without overflow."""
     tail = _call("log", _call("add", c(1), _call("exp", _call("neg", _call("abs", x)))))
     return _call("add", _call("max", x, c(0)), tail)
 
 
 def _elu(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    """``x`` or ``exp(x) - 1``; the exponential sees only the negative part and cannot overflow."""
+    """Return ``x`` or ``exp(x) - 1``; the exponential is taken only of the negative part and cannot overflow."""
     low = _call("sub", _call("exp", _call("min", x, c(0))), c(1))
     return _call("add", _call("max", x, c(0)), low)
 
@@ -103,7 +103,7 @@ ELEMENT_FUNCTIONS: dict[str, ElementFunction] = {
     "pow": ElementFunction(2, 0, _primitive("pow"), True),
 }
 
-#: Other spellings of the same functions (spec rows and frameworks use them).
+#: Alternative names in spec rows and frameworks.
 ALIASES: dict[str, str] = {
     "multiply": "mul", "subtract": "sub", "divide": "div", "maximum": "max", "minimum": "min", "power": "pow",
     "swish": "silu", "sum": "add", "residual": "add", "copy": "identity", "hard_swish": "hardswish",
@@ -112,7 +112,7 @@ ALIASES: dict[str, str] = {
 
 
 def element_function(text: str, where: str, is_float: bool) -> tuple[ElementFunction, tuple[float, ...]]:
-    """Look up ``"relu"`` or ``"clip(0, 6)"``: the function and its literal parameters."""
+    """Return the function and literal parameters of a text such as ``"relu"`` or ``"clip(0, 6)"``."""
     name, parameters = _split(text, where)
     name = ALIASES.get(name, name)
     known = ELEMENT_FUNCTIONS.get(name)
@@ -142,6 +142,6 @@ def _split(text: str, where: str) -> tuple[str, tuple[float, ...]]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.keywords:
             raise ValueError(text)
         return node.func.id, tuple(float(ast.literal_eval(a)) for a in node.args)
-    # A number too long to be one, and text too deep to be read, are no numbers either.
+    # Including numbers that are too long and expressions that are too deep.
     except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as err:
         raise ExprError(f"{where}: cannot read '{text}'. Write a name, or a name with numbers: 'clip(0, 6)'.") from err

@@ -1,4 +1,4 @@
-"""Softmax along one dimension, in its numerically stable form."""
+"""Numerically stable softmax along one dimension."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def softmax(
     shape
         Shape of ``X`` (elements).
     axis
-        The dimension that sums to one; negative counts from the end.
+        The dimension that sums to one; negative values count from the end.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`.
 
@@ -42,7 +42,7 @@ def softmax(
     Raises
     ------
     ExprError
-        Where the axis is out of range or the dtype is an integer.
+        If the axis is out of range or the dtype is an integer.
 
     Examples
     --------
@@ -64,10 +64,8 @@ def softmax(
 
 
 def softmax_stages(rows: Rows, y: Tensor, *, logarithm: bool = False) -> tuple[Stage, ...]:
-    """Return a maximum, a sum of exponentials, and the element-wise stage that writes ``y``: their softmax or its log.
-
-    The exponential is recomputed rather than stored, so that a row needs no scratch tensor.
-    """
+    """Return the stages for the maximum, the sum of exponentials, and the softmax ``y`` or its logarithm."""
+    # The exponential is recomputed rather than stored, so that a row needs no scratch tensor.
     largest = rows.reduction("max", rows.element, "max")
     shift = rows.of(largest)
     total = rows.reduction("sum", Call("exp", (Call("sub", (rows.element, shift)),)))

@@ -1,4 +1,4 @@
-"""Benchmark rows (benchmarks/operators.yaml) as operators."""
+"""Builds operators from benchmark rows (benchmarks/operators.yaml)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from roller.ops.reduce import reduce
 from roller.ops.softmax import softmax
 from roller.ops.windows import same_padding
 
-#: Batch of a row that leaves N to the benchmark (Roller, section 5: batch 128).
+#: Batch of rows without N (Roller, section 5: batch 128).
 DEFAULT_BATCH = 128
 #: Rows of one sequence in the benchmark's matmuls and row reductions (65536 rows at batch 128).
 _ROWS_PER_SEQUENCE = 512
 
 
-#: Columns of sizes, upper case in the benchmark; a row may write them as :mod:`roller.ops` does.
+#: Size columns, upper case in the benchmark; rows may use the lower-case names of :mod:`roller.ops`.
 _SIZES = ("M", "N", "K", "C", "H", "W", "F", "KH", "KW")
 
 
 class _Row:
-    """A row with errors that name it; columns no operator needs are ignored."""
+    """A benchmark row whose errors name it; unused columns are ignored."""
 
     def __init__(self, row: Mapping[str, Any], batch: int | None) -> None:
         spelt = {name.lower(): name for name in _SIZES if name not in row}
@@ -46,7 +46,7 @@ class _Row:
 
     @property
     def n(self) -> Any:
-        """Batch size: the argument, the row's, or the benchmark's."""
+        """Batch size from the argument, the row, or the benchmark's default."""
         return self.batch if self.batch is not None else self.row.get("N", DEFAULT_BATCH)
 
     @property
@@ -55,7 +55,7 @@ class _Row:
         return shape if self.batch is None else (self.rows(shape[0]), *shape[1:])
 
     def rows(self, rows: Any) -> Any:
-        """Leading extent for the asked batch: the benchmark's 65536 rows are 128 sequences of 512."""
+        """Return the leading extent for the batch: the benchmark's 65536 rows are 128 sequences of 512."""
         if self.batch is None:
             return rows
         return _ROWS_PER_SEQUENCE * self.batch if rows == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else self.batch
@@ -66,17 +66,17 @@ class _Row:
 
     @property
     def dtypes(self) -> dict[str, Any]:
-        """Storage, and where the row says so accumulator and output, of sums of products."""
+        """Dtypes of a sum of products: storage and, where given, accumulator and output."""
         return {"dtype": self.dtype, "acc_dtype": self.row.get("acc_dtype"), "out_dtype": self.row.get("out_dtype")}
 
     @property
     def layouts(self) -> dict[str, Any]:
-        """``layout`` and ``kernel_layout`` where the row names them."""
+        """``layout`` and ``kernel_layout`` where the row has them."""
         return {k: self.row[k] for k in ("layout", "kernel_layout") if k in self.row}
 
     @property
     def padding(self) -> tuple[int, ...]:
-        """``pad_*`` columns where given, else from ``padding: SAME | VALID`` (or numbers)."""
+        """Padding from the ``pad_*`` columns, else from ``padding``: SAME, VALID or numbers."""
         sides = ("pad_top", "pad_bottom", "pad_left", "pad_right")
         if any(s in self.row for s in sides):
             return tuple(extent(self.name, s, self.row.get(s, 0), 0) for s in sides)
@@ -98,7 +98,7 @@ class _Row:
 
 def _matmul(r: _Row) -> TensorExpr:
     m, n, k = extent(r.name, "M", r.get("M")), *r.ints("N", "K")
-    # Only rows that are sequences scale with the batch; a small M is the layer's own.
+    # Only M for sequences scales with the batch; a small M belongs to the layer.
     rows = r.rows(m) if m == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else m
     transposed = r.row.get("transpose_a", False), r.row.get("transpose_b", False)
     return matmul(rows, n, k, r.row.get("batch"), *transposed, **r.dtypes)
@@ -149,9 +149,9 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     Parameters
     ----------
     mapping
-        A row: ``op`` and its sizes, in either case; ``fn`` or ``pool`` choose the kind,
-        ``pad_*`` override ``padding``; ``dtype``, and
-        of matrix products and convolutions ``acc_dtype`` and ``out_dtype``; other columns are ignored.
+        A row: ``op`` and its sizes, in upper or lower case; ``fn`` or ``pool`` select the kind, ``pad_*`` override
+        ``padding``; ``dtype``, and for matrix products and convolutions ``acc_dtype`` and ``out_dtype``. Other columns
+        are ignored.
     batch
         Replaces ``N`` or the first dimension of ``shape``. The benchmark's 65536 rows (``M`` of its matmuls, first
         dimension of a reduction) are 128 sequences of 512: they become ``512 * batch``.
@@ -164,7 +164,7 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     Raises
     ------
     ExprError
-        Where the operator is unknown or a column is missing or malformed.
+        If the operator is unknown, or a column is missing or malformed.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sliding windows of any rank: where convolutions and pooling read, and the sums of products over windows."""
+"""Sliding windows of any rank, and convolutions as sums of products over windows."""
 
 from __future__ import annotations
 
@@ -14,25 +14,16 @@ Pads = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows along the dimensions behind batch and channel.
+    """Windows along the spatial dimensions (all but batch and channel)."""
 
-    Parameters
-    ----------
-    outs, kernels
-        Axes of the result (spatial) and of a window (reduction).
-    index, guard
-        Where a point of a window is read.
-    guarded
-        Per dimension whether windows leave the tensor.
-    size, pads, strides, dilations
-        Per dimension; pads before and after (elements).
-    """
-
+    #: Axes of the result (spatial) and of a window (reduction).
     outs: tuple[Axis, ...]
     kernels: tuple[Axis, ...]
+    #: Position of a window's point in the input, and the bounds check.
     index: tuple[Index, ...]
     guard: tuple[Bound, ...]
-    guarded: tuple[bool, ...]
+    guarded: tuple[bool, ...]  #: Whether windows leave the tensor, per dimension
+    #: Values per dimension; pads before and after, in elements.
     size: tuple[int, ...]
     pads: Pads
     strides: tuple[int, ...]
@@ -40,17 +31,17 @@ class Windows:
 
 
 def names_of(rank: int) -> tuple[str, ...]:
-    """Return a letter per dimension behind batch and channel: ``h w``, ``d h w``."""
+    """Return a letter per spatial dimension: ``h w``, ``d h w``."""
     return tuple("dhw"[-rank:]) if rank <= 3 else tuple(f"s{d}" for d in range(rank))
 
 
 def reaches(kernel: Sequence[int], dilations: Sequence[int]) -> tuple[int, ...]:
-    """Return the elements from the first to the last point of a window, per dimension."""
+    """Return the extent of a dilated window per dimension, in elements."""
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
 
 
 def same_padding(size: int, reach: int, stride: int) -> int:
-    """Return the padding (both sides) with which there are ``ceil(size / stride)`` windows."""
+    """Return the total padding for ``ceil(size / stride)`` windows."""
     return max(0, (-(-size // stride) - 1) * stride + reach - size)
 
 
@@ -87,29 +78,20 @@ def windows(
 
 @dataclass(frozen=True)
 class Correlation:
-    """Axes of a convolution, and where its operands are read; channels first, whatever the layout is made of them.
+    """Axes and operand indices of a convolution, channels first for every layout."""
 
-    Parameters
-    ----------
-    points, reduced
-        Axes ``n f <points>`` of the result and ``c <window>`` of the sum.
-    image, guard
-        Where the image is read.
-    weight
-        Where the weights ``(f, c, <window>)`` are read.
-    """
-
+    #: Axes ``n f <points>`` of the result and ``c <window>`` of the sum.
     points: tuple[Axis, ...]
     reduced: tuple[Axis, ...]
     image: tuple[Index, ...]
     guard: tuple[Bound, ...]
-    weight: tuple[Index, ...]
+    weight: tuple[Index, ...]  #: Index into the weights ``(f, c, <window>)``
 
 
 def correlation(
     n: int, filters: int, channels: int, groups: int, over: Windows, *, depthwise: bool = False, filter_axis: str = "f"
 ) -> Correlation:
-    """Return the form of a convolution."""
+    """Return the axes and operand indices of a convolution."""
     per_group = filters // groups
     points = (Axis("n", n), Axis(filter_axis, filters), *over.outs)
     if depthwise:

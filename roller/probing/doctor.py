@@ -1,8 +1,7 @@
-"""Which number of a device's spec looks wrong: measured times against predictions, explained one field at a time.
+"""Finds the field of a device's spec that best explains the errors of predictions.
 
-Every record says by how much its prediction was off, and the model says how its prediction follows each field. A field
-that is wrong leaves residuals in proportion to that; the one that explains most of them, on operators it was not
-fitted to, is named. Where none does, or several do equally well, that is the answer.
+A wrong field leaves residuals in proportion to the predictions' elasticity in it. The field that explains most, on
+operators left out of the fit, is named; if none does, or several do equally well, the diagnosis says so.
 """
 
 from __future__ import annotations
@@ -22,72 +21,55 @@ from roller.templates.pricing import log_prices
 from roller.tile.geometry import Floats, Ints
 from roller.tile.program import RProgram
 
-#: Records and operators below which nothing can be told.
+#: Minimum records and operators for a diagnosis.
 RECORDS, OPERATORS = 12, 5
-#: Typical residual (median, relative) below which there is nothing to explain.
+#: Median relative residual below which predictions agree.
 AGREES = 0.03
-#: Of the operators that depend on a field: the share of their residuals it must explain, each left out of the fit, and
-#: how sure that must be (deviations of the mean gain; more where they are few).
+#: Share of the residuals of dependent operators, each left out of the fit, that a field must explain, and
+#: required significance (deviations of the mean gain; more for few operators).
 EXPLAINED, SURE = 0.3, 3.0
-#: Deviations by which a field must explain more than a rival, of operators on which the two differ.
+#: Deviations by which a field must explain more than a rival, over operators on which they differ.
 APART = 2.0
-#: Change of a field below which it counts as right (relative); records and operators it must matter to.
+#: Relative change below which a field is right; minimum dependent records and operators.
 LARGE, EVIDENCE, DEPENDENT = 0.04, 6, 3
-#: Elasticity from which on a record is evidence for a field.
+#: Minimum elasticity of a record that depends on a field.
 MATTERS = 0.2
-#: Factor beyond which no number of a spec is believed to be wrong: such times were disturbed, or are of something else.
+#: Maximum plausible error of a spec's number as a factor; larger errors come from disturbed or foreign times.
 PLAUSIBLE = 4.0
-#: Rounds of fitting with prices at the fitted value; fields that get them.
+#: Rounds of refitting with prices at the fitted value; number of refitted fields.
 _ROUNDS, _FITTED = 3, 4
-#: Change of the logarithm of a field beyond which nothing is believed.
+#: Bound of a fitted change of a field's logarithm.
 _FURTHEST = 3.0
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One measured program.
+    """One measured program."""
 
-    Parameters
-    ----------
-    operator
-        What identifies its expression: records of one operator err together.
-    program, measured_s
-        The program and its median seconds.
-    """
-
-    operator: str
+    operator: str  #: Identity of its expression: errors of one operator are correlated
     program: RProgram
-    measured_s: float
+    measured_s: float  #: Median seconds
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """One field, changed so that predictions fit best.
+    """One field, changed for the best fit of predictions."""
 
-    Parameters
-    ----------
-    field, value, fitted
-        Dotted path, what the spec says, and what the records suggest.
-    records, operators
-        How many it matters to (an elasticity of at least :data:`MATTERS`).
-    residual
-        Mean absolute residual (of ``ln``) that is left on operators left out of the fit.
-    """
-
+    #: Dotted path, value in the spec, and fitted value.
     field: str
     value: float
     fitted: float
+    #: How many depend on the field (elasticity of at least :data:`MATTERS`).
     records: int
     operators: int
-    residual: float
+    residual: float  #: Mean absolute residual of ``ln`` on operators left out of the fit
 
     @property
     def too_high(self) -> float:
-        """By how much the spec's value is above the fitted one, relative; negative where it is below."""
+        """Relative excess of the spec's value over the fitted one; negative if it is lower."""
         return self.value / self.fitted - 1
 
     def __str__(self) -> str:
-        """Say in one line what looks wrong."""
         side = "high" if self.too_high > 0 else "low"
         return (
             f"{self.field} looks {abs(self.too_high):.0%} {side}: {self.value:.4g} in the spec, {self.fitted:.4g} fits "
@@ -97,39 +79,24 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the records say of a spec.
+    """Result of comparing a spec with measurements."""
 
-    Parameters
-    ----------
-    device, records, operators
-        Name of the spec, and how much there was to judge by.
-    bias
-        Median of measured over predicted.
-    residual
-        Mean absolute residual of ``ln``, operators counting alike.
-    finding
-        The field that explains it, or ``None``.
-    reason
-        Why none is named, or an empty string.
-    tried
-        The best explanations, best first; they are no findings where ``finding`` is ``None``.
-    """
-
+    #: Name of the spec, and the amount of evidence.
     device: str
     records: int
     operators: int
-    bias: float
-    residual: float
-    finding: Explanation | None
-    reason: str
+    bias: float  #: Median of measured over predicted
+    residual: float  #: Mean absolute residual of ``ln``, all operators weighted equally
+    finding: Explanation | None  #: The field that explains it, or ``None``
+    reason: str  #: Reason for no finding, else empty
+    #: The best explanations, best first, which are no findings if ``finding`` is ``None``.
     tried: tuple[Explanation, ...] = ()
 
     def __repr__(self) -> str:
-        """Device and finding on one line."""
         return one_line("Diagnosis", f"{self.device}: {self.finding or self.reason}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data; ``None`` where there was too little to tell."""
+        """Return JSON-ready data; ``None`` for unknown numbers."""
 
         def plain(e: Explanation) -> dict[str, Any]:
             return {"field": e.field, "value": e.value, "fitted": e.fitted, "too_high": e.too_high,
@@ -169,30 +136,25 @@ class _Data:
         return np.asarray(self.measured - log_prices(self.programs, spec))
 
     def per_operator(self, values: Floats) -> Floats:
-        """Return the mean over the records of each operator."""
+        """Return the weighted mean per operator."""
         return np.asarray(np.bincount(self.group, self.weight * values), np.float64)
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A field, the fitted change of its ``ln``, and what is left per operator where that is left out of the fit."""
+    """A field, the fitted change of its ``ln``, and the residual per operator when left out of the fit."""
 
     step: FieldStep
     change: float
     slope: Floats
     left: Floats
-    depends: Floats  # mean elasticity per operator, without its sign
+    depends: Floats  # mean absolute elasticity per operator
 
 
 def diagnose(observations: Sequence[Observation], spec: DeviceSpec) -> Diagnosis:
-    """Return which field of a spec explains the residuals of its predictions, or why none can be named.
-
-    Notes
-    -----
-    Residuals ``r = ln(measured / predicted)`` are explained as ``r = e * d`` with the elasticity ``e`` of the field and
-    a change ``d`` of its logarithm: the weighted median of ``r / e``, which minimises the sum of absolute residuals and
-    does not mind outliers. Fields are compared by what is left on each operator when it is left out of the fit.
-    """
+    """Return the field of a spec that explains the residuals of its predictions, or the reason for none."""
+    # Residuals r = ln(measured / predicted) are modelled as r = e * d, with the elasticity e of a field and a change d
+    # of its logarithm: the weighted median of r / e, which minimises absolute residuals and is robust to outliers.
     data = _fitting(observations, spec)
     count, operators = len(data.programs), len(set(data.group.tolist()))
     if count < RECORDS or operators < OPERATORS:
@@ -221,7 +183,6 @@ def _fitting(observations: Sequence[Observation], spec: DeviceSpec) -> _Data:
 
 
 def _fits(data: _Data, spec: DeviceSpec, r: Floats) -> list[_Fit]:
-    """Return the fields with what each leaves unexplained, least first."""
     base = data.measured - r
     found = []
     for step in field_steps(spec):
@@ -234,7 +195,7 @@ def _fits(data: _Data, spec: DeviceSpec, r: Floats) -> list[_Fit]:
 
 
 def _fitted(data: _Data, step: FieldStep, change: float, slope: Floats, r: Floats) -> _Fit:
-    """Return the fit of residuals ``r`` that are left after ``change``, each operator left out in turn."""
+    """Return the fit of the residuals ``r`` that remain after ``change``, leaving each operator out in turn."""
     strength = data.weight * np.abs(slope)
     ratio = r / np.where(np.abs(slope) > 1e-9, slope, np.inf)
     order = np.argsort(ratio, kind="stable")
@@ -249,7 +210,6 @@ def _fitted(data: _Data, step: FieldStep, change: float, slope: Floats, r: Float
 
 
 def _median(sorted_values: Floats, weights: Floats) -> float:
-    """Return the weighted median of values in order; 0 where nothing has weight."""
     total = np.cumsum(weights)
     if not len(total) or total[-1] <= 0:
         return 0.0
@@ -257,12 +217,12 @@ def _median(sorted_values: Floats, weights: Floats) -> float:
 
 
 def _refined(data: _Data, spec: DeviceSpec, fit: _Fit) -> _Fit:
-    """Fit again with prices at the fitted value: predictions follow large changes in curves."""
+    """Repeat the fit with prices at the fitted value, because predictions are nonlinear."""
     for _ in range(_ROUNDS):
         value = fit.step.value * math.exp(fit.change)
         try:
             there = spec.with_overrides({fit.step.field: round(value) if fit.step.quantity.integer else value})
-        except SpecError:  # beyond what the field can be: the straight line is all there is
+        except SpecError:  # out of the field's range: keep the linear fit
             return fit
         base = log_prices(data.programs, there)
         step = field_step(there, fit.step.field, fit.step.quantity)
@@ -287,7 +247,6 @@ def _explanation(fit: _Fit, data: _Data) -> Explanation:
 def _verdict(
     fits: Sequence[_Fit], before: Floats, tried: Sequence[Explanation], r: Floats
 ) -> tuple[Explanation | None, str]:
-    """Return the field to name, or why there is none."""
     if fits and abs(tried[0].too_high) >= LARGE and _explains(fits[0], before):
         if not _is_plausible(tried[0]):
             return None, _beyond_belief(r)
@@ -317,7 +276,6 @@ def _verdict(
 
 
 def _beyond_belief(r: Floats) -> str:
-    """Return what is said of times that no wrong number explains."""
     return (
         f"cannot tell: measured times are {math.exp(float(np.median(r))):.3g} times the predicted ones in the median, "
         f"and no number of the spec within a factor of {PLAUSIBLE:g} explains that. They look disturbed, or measured "
@@ -330,7 +288,6 @@ def _is_plausible(e: Explanation) -> bool:
 
 
 def _explains(fit: _Fit, before: Floats) -> bool:
-    """Whether a field explains, surely, much of the residuals of the operators that depend on it."""
     mine = fit.depends >= MATTERS
     if mine.sum() < DEPENDENT:
         return False
@@ -339,7 +296,7 @@ def _explains(fit: _Fit, before: Floats) -> bool:
 
 
 def _rivals(best: _Fit, other: _Fit, before: Floats) -> bool:
-    """Whether ``other`` explains what ``best`` does, as far as the records can tell the two apart."""
+    """Whether the records cannot distinguish ``other`` from ``best`` as an explanation."""
     if not _explains(other, before):
         return False
     gain = other.left - best.left
@@ -348,7 +305,6 @@ def _rivals(best: _Fit, other: _Fit, before: Floats) -> bool:
 
 
 def _deviations(gains: Floats) -> float:
-    """Return the mean of per-operator gains in standard deviations of that mean."""
     deviation = float(gains.std(ddof=1)) / math.sqrt(len(gains))
     mean = float(gains.mean())
     if deviation <= 1e-12:

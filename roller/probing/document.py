@@ -1,8 +1,4 @@
-"""Measured values into YAML: beside ``datasheet`` and ``assumed``, never over them, everything else left as it is.
-
-The file is edited as text at the places the YAML parser names, so that comments, order and notes survive; the result
-is read back and compared before anything is written, and the file appears whole or not at all.
-"""
+"""Writes measured values into specification YAML without changing other values."""
 
 from __future__ import annotations
 
@@ -22,18 +18,16 @@ from roller.hardware.spec import settable
 from roller.probing.measured import Measured
 from roller.targets import THIS_MACHINE, device_name
 
-#: What an earlier run appended to a note.
+#: Stamp that an earlier run appended to a note.
 _OLD_STAMP = re.compile(r"(; )?probed \d{4}-\d\d-\d\d.*$", re.DOTALL)
 _SOURCES_OF = {source: source for source in SOURCES}
-#: Where clocks stand in a file that tells one from the other.
+#: Paths of the clocks in a file with separate boost and sustained clocks.
 _CLOCKS = {"clock_hz": "clock_hz.boost", "sustained_clock_hz": "clock_hz.sustained"}
 
 
 def with_measured(text: str, found: Mapping[str, Measured], stamp: str, where: str = "the specification") -> str:
-    """Return a specification's YAML with measured values put in.
+    """Return a specification's YAML with measured values inserted.
 
-    Examples
-    --------
     >>> from roller.hardware import spec_folder
     >>> text = (spec_folder() / "v100.yaml").read_text()
     >>> text = with_measured(text, {"units": Measured(79, 0.0, 1)}, "probed 2026-05-01 by roller probe")
@@ -55,10 +49,8 @@ def with_measured(text: str, found: Mapping[str, Measured], stamp: str, where: s
 
 
 def revalidated(text: str, where: str = "the specification") -> str:
-    """Return a specification's YAML whose errors hold for its numbers: those of a processor that was probed just now.
-
-    They were found on probed processors, so that it is probing they belong to; an edit of the file ends that again.
-    """
+    """Return a specification's YAML whose errors are marked as valid for its current numbers."""
+    # Only right after probing a CPU: the errors were found on probed CPUs. An edit of the file ends their validity.
     key = parse_spec(text, where).numbers_key
     return re.sub(rf"(?m)^(  {VALIDATED_WITH}:).*$", rf'\1 "{key}"', text)
 
@@ -102,7 +94,7 @@ def _quoted(kept: str, note: str) -> str:
 
 
 def _find(root: yaml.MappingNode, path: str) -> tuple[yaml.MappingNode, yaml.MappingNode | None, str]:
-    """Return the section of a path, the node of its sources (``None`` where absent), and the key in the section."""
+    """Return the section of a path, the node of its sources (or ``None``), and the key in the section."""
     section, rest = root, path
     while True:
         entries = {k.value: v for k, v in section.value}
@@ -110,7 +102,7 @@ def _find(root: yaml.MappingNode, path: str) -> tuple[yaml.MappingNode, yaml.Map
             return section, entries[rest], rest
         head, dot, tail = rest.partition(".")
         below = entries.get(head)
-        if not dot or below is None or _is_number(below):  # a rate of a dtype has a dot in its own name
+        if not dot or below is None or _is_number(below):  # names of dtype rates contain a dot
             return section, None, rest
         rest = tail
         if isinstance(below, yaml.SequenceNode):
@@ -120,23 +112,22 @@ def _find(root: yaml.MappingNode, path: str) -> tuple[yaml.MappingNode, yaml.Map
 
 
 def _clocks_apart(root: yaml.MappingNode) -> bool:
-    """Whether the file tells the boost clock from the sustained one."""
     clock = next(v for k, v in root.value if k.value == "clock_hz")
     return not _is_number(clock)
 
 
 def _is_number(node: yaml.Node) -> bool:
-    """Whether a node holds the sources of a number, not the fields of a section."""
+    """Whether a node contains sources of a number rather than fields of a section."""
     return isinstance(node, yaml.MappingNode) and any(k.value in SOURCES for k, _ in node.value)
 
 
 def _added(text: str, section: yaml.MappingNode, entry: str) -> str:
-    """Return the text with an entry behind the last one of a section, and behind that one's comment."""
+    """Return the text with an entry after the last one of a section and that one's comment."""
     last = section.value[-1][1]
     end = last.end_mark.index
     if section.flow_style:
         return f"{text[:end]}, {entry}{text[end:]}"
-    while text[end - 1].isspace():  # a block node ends where the next thing starts
+    while text[end - 1].isspace():  # a block node extends to the next node
         end -= 1
     line = text.find("\n", end)
     line = len(text) if line < 0 else line
@@ -144,10 +135,8 @@ def _added(text: str, section: yaml.MappingNode, entry: str) -> str:
 
 
 def _number(value: float, integer: bool) -> str:
-    """Return a number as YAML 1.1 reads it back as one, with the digits a measurement has.
+    """Return a number with a measurement's digits in a form that YAML 1.1 parses as a number.
 
-    Examples
-    --------
     >>> _number(4.2134e11, False), _number(31.98, False), _number(64.0, True), _number(2e-9, False)
     ('4.213e+11', '31.98', '64', '2.0e-9')
     """
@@ -160,7 +149,6 @@ def _number(value: float, integer: bool) -> str:
 
 
 def _exact(value: float) -> str:
-    """Return a number so that it reads back as the same one."""
     if isinstance(value, int):
         return str(value)
     text = repr(value)
@@ -178,7 +166,7 @@ def _scientific(text: str) -> str:
 
 
 def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str] | None = None) -> str:
-    """Return a complete specification as YAML; the start of a new file."""
+    """Return a complete specification as YAML."""
     name = name or spec.name
     if device_name(name) == THIS_MACHINE:
         raise SpecError(f"device name '{name}': stands for the detected machine. Choose another name for the file.")
@@ -212,13 +200,13 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
         lines += section("", numbers_of(layer), f"memory_layers.{layer.name}", "    ")[1:]
     if accuracy := numbers_of(spec.accuracy):
         head, *errors = section("accuracy:", accuracy, "accuracy")
-        # What the specification believes of itself it believes when it is read back; an edit of its numbers ends that.
+        # The errors stay valid when the text is read back; an edit of the numbers ends that.
         lines += ["", head, f"  {VALIDATED_WITH}: {_quoted('', spec.numbers_key)}", *errors]
     return "\n".join(lines) + "\n"
 
 
 def _clock_lines(spec: DeviceSpec, entry: Callable[[str, float], str]) -> list[str]:
-    """Return the clock, or boost and sustained ones, and below them what else is known of the board."""
+    """Return the lines of one or two clocks and of the board's numbers."""
     power = [] if spec.power_w is None else [f"power_w: {entry('power_w', spec.power_w)}"]
     of_process = ("", "_convolution", "_eager", "_least", "_most")
     for name in (*(f"process{part}_bytes" for part in of_process), "link_bytes_per_s", "link_latency_s"):
@@ -231,7 +219,7 @@ def _clock_lines(spec: DeviceSpec, entry: Callable[[str, float], str]) -> list[s
 
 
 def _fragment_lines(spec: DeviceSpec) -> list[str]:
-    """Return the matrix instructions as YAML: names and shapes, which no probe measures."""
+    """Return the matrix instructions as YAML; no probe measures them."""
     if not spec.fragments:
         return []
     each = (", ".join(f"{k}: {v}" for k, v in f.to_dict().items()) for f in spec.fragments)
@@ -239,7 +227,7 @@ def _fragment_lines(spec: DeviceSpec) -> list[str]:
 
 
 def save(path: Path, text: str) -> None:
-    """Write a specification: checked first, then whole or not at all."""
+    """Check a specification's text and write it atomically."""
     parse_spec(text, str(path))
     try:
         with whole_file(path, durable=True) as file:

@@ -1,4 +1,4 @@
-"""What a bug report needs to know of a machine, and nothing of whose it is: versions, compilers, devices, the cache."""
+"""Collects a machine's versions, compilers, devices and cache for bug reports, without personal data."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from roller.hardware.detect import detect_unprobed
 from roller.hardware.machine import profile_path
 from roller.runtime.cache import KernelCache
 
-#: Packages that kernels depend on, or that models come from.
+#: Packages that kernels and models depend on.
 PACKAGES = (
     "numpy", "apache-tvm", "apache-tvm-ffi", "ml_dtypes", "onnx", "onnxruntime", "onnxscript", "torch", "cupy-cuda12x",
     "cupy-cuda13x", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "distributed", "typer", "rich", "pyyaml",
 )  # fmt: skip
-#: Programs that say which GPUs there are, and what of each line is kept (serial numbers are nobody's business).
+#: Programs that list GPUs, with arguments that omit serial numbers.
 _GPU_TOOLS: dict[str, tuple[str, ...]] = {
     "nvidia-smi": ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"),
     "rocm-smi": ("--showproductname", "--csv"),
 }
-#: Seconds a program may take to answer.
+#: Timeout of a program in seconds.
 _PATIENT_S = 10.0
 
 
 def environment(release: str) -> dict[str, Any]:
-    """Return what a bug report on a ``release`` needs, as plain data; folders of the user begin with ``~``."""
+    """Return the environment of ``release`` as plain data; the home folder is ``~``."""
     return {
         "roller": release,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -49,10 +49,8 @@ def environment(release: str) -> dict[str, Any]:
 
 
 def private(text: str) -> str:
-    """Return a text in which the user's home folder is ``~``.
+    """Return the text with the user's home folder replaced by ``~``.
 
-    Examples
-    --------
     >>> private(str(Path.home() / ".cache/roller")).startswith("~")
     True
     """
@@ -97,7 +95,7 @@ def _cache() -> dict[str, Any]:
 
 
 def _answer(program: str, words: Sequence[str]) -> list[str]:
-    """Return the lines a program prints; none where it is missing or fails."""
+    """Return the lines a program prints; none if it is missing or fails."""
     path = shutil.which(program)
     if path is None:
         return []
@@ -113,7 +111,7 @@ def _first(lines: Sequence[str]) -> str | None:
 
 
 def text_of(found: dict[str, Any]) -> str:
-    """Return the same for people: a line per item, what is missing named."""
+    """Return the environment as text, one line per item."""
     lines = [f"{name}: {found[name]}" for name in ("roller", "python", "system")]
     for name in ("packages", "compilers", "processor", "devices", "cache", "variables"):
         inner = found[name] or {"": "none"}

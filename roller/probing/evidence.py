@@ -1,4 +1,4 @@
-"""Measured programs of a device out of the cache of compiled kernels."""
+"""Reads a device's measured programs from the kernel cache."""
 
 from __future__ import annotations
 
@@ -18,28 +18,16 @@ from roller.tile.program import RProgram
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the cache holds of a device.
+    """Measured programs of a device in the cache."""
 
-    Parameters
-    ----------
-    observations
-        Measured programs, the oldest kernels first.
-    outdated
-        Kernels that other sources of roller built, which are left out: their templates ran another way.
-    doubtful
-        Times that are left out because others disturbed them, by what they say of it, the most frequent first.
-    """
-
-    observations: tuple[Observation, ...]
-    outdated: int
+    observations: tuple[Observation, ...]  #: Measured programs, oldest kernels first
+    outdated: int  #: Number of kernels left out because another version of roller's sources built them
+    #: Reasons and counts of times left out because they were disturbed, most frequent first.
     doubtful: tuple[tuple[str, int], ...] = ()
 
 
 def evidence_of(cache: KernelCache, device: str, *, outdated: bool = False) -> Evidence:
-    """Return the measured candidates of all kernels that were compiled for a device.
-
-    Candidates that were dropped after a single run, doubtful ones, and kernels for a share of the device are left out.
-    """
+    """Return the measured candidates of all kernels compiled for the whole device."""
     found: list[Observation] = []
     forms: dict[str, TensorExpr] = {}
     skipped, doubts = 0, list[str]()
@@ -54,7 +42,7 @@ def evidence_of(cache: KernelCache, device: str, *, outdated: bool = False) -> E
             continue
         try:
             candidates = candidates_of(row.candidates, row.expression)
-        except ArtifactError:  # whoever asks for the kernel is told
+        except ArtifactError:  # reported when the kernel is loaded
             continue
         doubts += [(c.reason or "").partition(" while ")[0] for c in candidates if c.status == "doubtful"]
         operator = f"{parts.get('expression')}/{parts.get('arguments')}"
@@ -67,6 +55,6 @@ def evidence_of(cache: KernelCache, device: str, *, outdated: bool = False) -> E
 
 
 def _shared(program: RProgram, forms: dict[str, TensorExpr]) -> RProgram:
-    """Return the program on the one copy of its expression: those of one expression are priced together."""
+    """Return the program with a shared copy of its expression: programs of one expression are priced together."""
     key = json.dumps(expr_to_dict(program.expr), sort_keys=True)
     return replace(program, expr=forms.setdefault(key, program.expr))

@@ -1,9 +1,7 @@
-"""A measured value and how far to trust it: robust statistics of repeated short windows.
+"""Robust statistics of repeated short windows.
 
-Disturbances (another process, an interrupt, a page fault) only ever make a window slower, and they come in
-bursts: the mean and the median move with the load of the machine, the fast end of many short windows does not.
-A value is therefore the median of the best windows, and its spread how far those are apart. Where even the best ones
-disagree nothing undisturbed was seen, and the value is refused instead of written.
+Disturbances only slow windows down and come in bursts, so a value is the median of the fastest windows, and its spread
+their range. If even these disagree, no undisturbed window was seen and the value is refused.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from dataclasses import dataclass
 
 #: Relative spread above which a value is not written.
 MAX_SPREAD = 0.15
-#: Share of the windows that is kept: the fast end.
+#: Share of the windows kept, from the fast end.
 KEPT_SHARE = 0.25
-#: Share of the rounds that counts where disturbances have a direction.
+#: Share of the rounds kept where disturbances have a direction.
 _BEST_SHARE = 0.4
-#: Windows that must be left for a spread to mean anything.
+#: Minimum number of windows for a meaningful spread.
 MIN_KEPT = 3
 
 
@@ -26,35 +24,24 @@ MIN_KEPT = 3
 class Measured:
     """A value with its spread.
 
-    Parameters
-    ----------
-    value
-        In the unit of the spec field, or in seconds before it is converted.
-    spread
-        ``(max - min) / median`` of the windows kept, relative.
-    samples
-        Windows taken in all.
-
-    Examples
-    --------
     >>> Measured(2.0e-3, 0.01, 40).rate(1.0e6).value
     500000000.0
     """
 
-    value: float
-    spread: float
-    samples: int
+    value: float  #: Value in the unit of the spec field, or in seconds before conversion
+    spread: float  #: ``(max - min) / median`` of the windows kept
+    samples: int  #: Number of all windows
 
     def times(self, factor: float) -> Measured:
-        """Return the value in another unit."""
+        """Return the value multiplied by a factor."""
         return Measured(self.value * factor, self.spread, self.samples)
 
     def rate(self, work: float) -> Measured:
-        """Return ``work`` per second of a value in seconds."""
+        """Return ``work`` per second, for a value in seconds."""
         return Measured(work / self.value, self.spread, self.samples)
 
     def minus(self, other: Measured) -> Measured:
-        """Return the difference of two values; its absolute uncertainties add up, so a small one is uncertain."""
+        """Return the difference of two values with the sum of their absolute uncertainties."""
         value = self.value - other.value
         uncertain = self.value * self.spread + other.value * other.spread
         return Measured(value, uncertain / abs(value) if value else float("inf"), min(self.samples, other.samples))
@@ -67,8 +54,6 @@ class Measured:
 def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
     """Return the robust value of repeated windows of the same work.
 
-    Examples
-    --------
     >>> best_of([1.0, 1.01, 1.02, 1.0, 9.0, 1.3, 1.5, 1.2]).value
     1.0
     """
@@ -80,10 +65,8 @@ def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
 
 
 def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
-    """Return one value of several rounds, which lie seconds apart: the median of those that count.
+    """Return the median of the rounds that count: the best ones, or the closest majority if ``better`` is 0.
 
-    Examples
-    --------
     >>> agreed([Measured(v, 0.01, 9) for v in (1.0, 3.0, 1.02, 1.01, 0.5)])
     Measured(value=1.01, spread=0.01980198019801982, samples=45)
     >>> agreed([Measured(v, 0.01, 9) for v in (100, 71, 72, 101, 70)], better=1).value
@@ -102,10 +85,8 @@ def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
 
 
 def split_by_spread(found: Mapping[str, Measured]) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Return what may be written, and for the rest why not.
+    """Return the values that may be written, and the reasons against the others.
 
-    Examples
-    --------
     >>> fine, refused = split_by_spread({"a": Measured(1.0, 0.02, 9), "b": Measured(1.0, 0.4, 9)})
     >>> list(fine), refused["b"]
     (['a'], 'spread 40 % of 9 windows, at most 15 % may be written. Repeat on a quieter machine.')

@@ -1,11 +1,4 @@
-"""What a probe is: a source of its own, the spec fields it measures, and three sentences anyone can check.
-
-The sentences stand in the header of the source, where the code that must live up to them is, and nowhere else:
-
-    Measures: ...
-    Spoiled by: ...
-    Proof: ...
-"""
+"""A probe: its source, the spec fields it measures, and the ``Measures``, ``Spoiled by``, ``Proof`` of the header."""
 
 from __future__ import annotations
 
@@ -23,73 +16,39 @@ _HEADS = {"Measures": "measures", "Spoiled by": "spoiled_by", "Proof": "proof"}
 
 @dataclass(frozen=True)
 class Statement:
-    """What a probe's header says.
+    """The header of a probe's source."""
 
-    Parameters
-    ----------
-    measures
-        The quantity, with the model's meaning of it.
-    spoiled_by
-        What would make the result wrong, and what the probe does about it.
-    proof
-        How it shows that this quantity alone bounds its time.
-    """
-
-    measures: str
-    spoiled_by: str
-    proof: str
+    measures: str  #: The quantity and its meaning in the model
+    spoiled_by: str  #: Sources of error, and the probe's countermeasures
+    proof: str  #: How the probe shows that this quantity alone bounds its time
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one run of a probe brought.
+    """Result of one run of a probe."""
 
-    Parameters
-    ----------
-    values
-        By dotted spec path; only paths among the probe's ``fields``. One the schema does not know (yet) is shown and
-        not written.
-    remarks
-        What a person should know: a sweep's best point, what could not be told apart.
-    doubts
-        Reasons by path why a value must not be written although its windows agree: a proof that failed.
-    """
-
+    #: Values by dotted spec path, all among the probe's ``fields``; paths outside the schema are shown, not written.
     values: Mapping[str, Measured]
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  #: Messages for people, such as the best point of a sweep
+    #: Reasons by path why a value with consistent windows must not be written, such as a failed proof.
     doubts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe.
-
-    Parameters
-    ----------
-    name
-        Short, e.g. ``"fma_peak"``.
-    kind
-        Kind of device it is for.
-    fields
-        Dotted spec paths it measures, e.g. ``"memory_layers.l2.bandwidth_bytes_per_s"``.
-    source
-        File below ``microbench/``; its header makes the :class:`Statement`.
-    run
-        Measures; its argument is the session of the kind (what compiles, pins, times).
-    needs
-        Names of probes whose findings it reads (the clock, say); they come first in the registry.
-    """
+    """One probe."""
 
     name: str
     kind: str
-    fields: tuple[str, ...]
-    source: str
+    fields: tuple[str, ...]  #: Dotted spec paths it measures, e.g. ``"memory_layers.l2.bandwidth_bytes_per_s"``.
+    source: str  #: File below ``microbench/`` whose header gives the :class:`Statement`
+    #: Measures, given the session of the kind (which compiles, pins and times).
     run: Callable[[Any], Finding] = field(compare=False, repr=False)
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  #: Names of probes whose findings it reads; they come first in the registry
 
 
 def statement_of(source: Path) -> Statement:
-    """Read the statement in the first comment of a probe's source."""
+    """Return the statement in the first comment of a probe's source."""
     try:
         text = source.read_text(encoding="utf-8")
     except OSError as err:

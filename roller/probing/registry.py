@@ -1,4 +1,4 @@
-"""All probes by kind of device, in the order they run."""
+"""All probes by kind of device, in order of execution."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.targets import KINDS
 
 
 def probes(kind: str) -> tuple[Probe, ...]:
-    """Return the probes of a kind of device: the tuple ``PROBES`` of ``roller.probing.cpu`` or ``.gpu``."""
+    """Return the probes of a kind of device: ``PROBES`` in its subpackage of ``roller.probing``."""
     found: tuple[Probe, ...] = KINDS[kind].module_for("probing").PROBES
     return found
 

@@ -1,4 +1,4 @@
-"""Runs the probes of a device in rounds and settles what may be written."""
+"""Runs the probes of a device in rounds and decides which values may be written."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from roller.probing.probe import Finding, Probe
 from roller.runtime.clock import Load
 from roller.runtime.disturbance import Disturbance
 
-#: Rounds of a careful and of a quick run.
+#: Rounds of a normal and of a quick run.
 ROUNDS, QUICK_ROUNDS = 7, 1
-#: Seconds all rounds may take; a loaded machine gets fewer of them.
+#: Time limit of all rounds in seconds; a loaded machine completes fewer.
 LIMIT_S = 50.0
-#: Endings of the fields that disturbances only raise, and only lower.
+#: Suffixes of fields that disturbances only raise, and only lower.
 _TIMES, _RATES = ("_s",), ("_per_s", "clock_hz", "_flops_per_s", "schedulers_per_unit")
-#: Differences of two times, which a disturbance of the shorter one lowers.
+#: Differences of two times, which a disturbance of the shorter one lowers too.
 _DIFFERENCES = ("execution.barrier_s", "execution.fork_s", "memory_layers.l1.tlb_miss_s")
-#: How what is said of a disturbed probe begins, and whose remark it is that all of them were.
+#: Prefix of messages about disturbed probes, and name for remarks about the whole run.
 _OTHERS, _MACHINE = "disturbed: ", "this machine"
 
 
 def _better(path: str) -> int:
-    """Return 1 where more is what an undisturbed device shows, -1 where less is, 0 where neither.
+    """Return 1 where disturbances lower the field, -1 where they raise it, 0 for neither.
 
-    Examples
-    --------
     >>> [_better(p) for p in ("execution.launch_s", "clock_hz", "execution.fork_s", "memory_layers.l1.tlb_entries")]
     [-1, 1, 0, 0]
     """
@@ -43,7 +41,7 @@ def _better(path: str) -> int:
 
 
 def _disturbed(before: Load | None, load: Callable[[], Load] | None) -> str:
-    """Say what others did on the processors since; empty where they did nothing, or nobody looked."""
+    """Return the disturbance of the processors since ``before``; empty without one or without a monitor."""
     if before is None or load is None:
         return ""
     found = str(Disturbance.between(before, load()))
@@ -52,29 +50,13 @@ def _disturbed(before: Load | None, load: Callable[[], Load] | None) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run of all probes brought.
+    """Result of a run of all probes."""
 
-    Parameters
-    ----------
-    values
-        What may be written, by dotted path.
-    beside
-        What the schema has no field for.
-    refused
-        Reasons by path.
-    failed
-        Reasons by probe: it could not run at all.
-    remarks
-        What the probes of the last round had to say.
-    wall_s
-        Seconds it took.
-    """
-
-    values: dict[str, Measured]
-    beside: dict[str, Measured]
-    refused: dict[str, str]
-    failed: dict[str, str] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+    values: dict[str, Measured]  #: Values that may be written, by dotted path
+    beside: dict[str, Measured]  #: Values outside the schema
+    refused: dict[str, str]  #: Reasons by path
+    failed: dict[str, str] = field(default_factory=dict)  #: Reasons by probe that could not run
+    remarks: tuple[str, ...] = ()  #: Remarks of the probes in the last round
     wall_s: float = 0.0
 
 
@@ -86,7 +68,7 @@ def run_probes(
     progress: Callable[[str], None] = lambda name: None,
     load: Callable[[], Load] | None = None,
 ) -> Report:
-    """Run every probe once per round and keep what the rounds agree on."""
+    """Run every probe once per round and keep the values on which the rounds agree."""
     start = time.perf_counter()
     seen: dict[str, list[Measured]] = {}
     doubted: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
-"""The registry of targets: who asks for a language, a kind of device or a launcher asks here.
+"""The registry of targets, by kernel language and by device name.
 
-A target is a small module with a row; :class:`~roller.targets.target.Target` says what a row has. To add one: write
-the row, name it in :data:`TARGETS`, and ``tests/targets`` holds it to what the others do.
+To add a target, write a module with a :class:`~roller.targets.target.Target` row and list it in :data:`TARGETS`;
+``tests/targets`` runs the shared tests over it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,17 @@ __all__ = ["BSP", "CPU", "DEVICES", "GPU", "KINDS", "LANGUAGES", "TARGETS", "THI
            "device_name", "expect_language", "pretends", "target_for", "target_of_language"]  # fmt: skip
 
 TARGETS = (cuda.TARGET, hip.TARGET, cpu.TARGET, poplar.TARGET, null.TARGET, emulated.TARGET)
-#: By the language of their kernels.
+#: Targets by kernel language.
 LANGUAGES = {t.language: t for t in TARGETS if t.language}
-#: By what the names of their devices begin with.
+#: Targets by prefix of their device names.
 DEVICES = {t.device: t for t in TARGETS if t.device}
-#: The name that stands for the machine roller runs on; see :mod:`roller.hardware.detect`.
+#: Device name of this machine's CPU; see :mod:`roller.hardware.detect`.
 THIS_MACHINE = "cpu"
 
 
 def device_name(given: str) -> str:
-    """Return the name of a device as it is compared and kept: people write ``CPU`` and ``CUDA:0`` too.
+    """Return the canonical name of a device (``CPU`` becomes ``cpu``); spec names and paths are unchanged.
 
-    Whoever takes the name of a device passes it through here before asking what it is. Names of specifications and
-    paths stay as they are: the reader of specifications finds them.
-
-    Examples
-    --------
     >>> [device_name(n) for n in ("CPU", "Cuda:0", "null:Mine.yaml", "H100")]
     ['cpu', 'cuda:0', 'null:Mine.yaml', 'H100']
     """
@@ -43,10 +38,8 @@ def device_name(given: str) -> str:
 
 
 def target_of_language(language: object, where: str, error: type[RollerError] = BuildError) -> Target:
-    """Return the target whose kernels are of a language.
+    """Return the target of a kernel language, or raise.
 
-    Examples
-    --------
     >>> target_of_language("hip", "mi50").first_device
     'rocm:0'
     """
@@ -67,10 +60,8 @@ def target_for(spec: Targeted) -> Target:
 def expect_language(
     found: str, expected: Iterable[str], where: str, error: type[RollerError], remedy: str
 ) -> None:  # fmt: skip
-    """Refuse a kernel of another language than those that are understood here.
+    """Refuse an artifact whose language is not among ``expected``.
 
-    Examples
-    --------
     >>> expect_language("hip", LANGUAGES, "example", BuildError, "")
     """
     known = tuple(expected)
@@ -80,10 +71,8 @@ def expect_language(
 
 
 def pretends(device: str) -> bool:
-    """Whether times of a device, by its name or what that begins with, are predictions.
+    """Whether times measured on the device, or on devices with this prefix, are only predictions.
 
-    Examples
-    --------
     >>> pretends("null:v100"), pretends("cuda:0"), pretends("")
     (True, False, False)
     """

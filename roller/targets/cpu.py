@@ -1,4 +1,4 @@
-"""The processor of this machine: LLVM through TVM, linked as it is lowered, called in this process."""
+"""CPU of this machine: LLVM through TVM, linked during lowering, called in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU made of this processor: whole models on the emulator, whose streams promise no more than a device's."""
+"""A GPU emulated on this CPU: runs whole models with no stronger stream ordering than a real device."""
 
 from __future__ import annotations
 

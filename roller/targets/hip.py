@@ -10,7 +10,7 @@ from roller.targets.target import Target
 
 
 def _open(index: int, arch: str) -> Any:
-    del arch  # it says what it is
+    del arch  # the device reports its own
     return loaded("roller.models.session.gpu_device:CupyDevice")(index, rocm=True)
 
 

@@ -1,8 +1,4 @@
-"""Kinds of devices, as facts about them: whoever has to decide asks for the fact, never for the kind's name.
-
-A kind is a row here and a folder of its name in ``templates/`` and in ``probing/``: how its programs are offered,
-priced and emitted, and how its devices are measured.
-"""
+"""Kinds of devices and their properties: code decides by a property, never by the kind's name."""
 
 from __future__ import annotations
 
@@ -15,63 +11,34 @@ from roller.targets.lazy import module
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """What all devices of a kind have in common.
+    """Properties common to all devices of a kind.
 
-    Parameters
-    ----------
-    name
-        As specifications and programs name it.
-    layers
-        Memory layers, fastest first.
-    unit
-        What a person calls its units, in plural.
-    discrete
-        Whether it stands beside the processor that calls it: with memory of its own, in which arrays have to be, and
-        in which a model's weights are; kernels are launched, checked in a process apart, compiled where no such device
-        is, and carried to it in bundles. Else a kernel is a function of this process, called on the caller's arrays.
-    blocks
-        Whether a kernel is a grid of blocks of threads; else it is tasks of a loop.
-    simd
-        Whether a unit executes vectors of one thread, along one axis, and so is a TEU; else lanes are threads.
-    scratchpad
-        Layer into which kernels copy what they read again; empty where caches keep it.
-    keeps_caches
-        Whether a kernel finds in the device's caches what the one before it left there.
-    value_align_bytes
-        What the first byte of a value within another one is a multiple of: the widest access.
-    resource
-        What a Dask worker has that judges kernels of such a device.
-    home
-        Layer in which tensors lie between kernels, and from which tiles are read.
-    exchanges
-        Whether units read nothing but their own scratchpad: slices come to it, in words that may be less than an
-        element.
-
-    Examples
-    --------
     >>> GPU.scratchpad, CPU.discrete
     ('shared', False)
     """
 
     name: str
-    layers: tuple[str, ...]
-    unit: str
+    layers: tuple[str, ...]  #: Memory layers, fastest first
+    unit: str  #: Plural noun for its units, for people
+    #: Whether the device has its own memory: arrays and weights are copied there; kernels are launched, checked in a
+    #: separate process, cross-compiled and shipped in bundles. Else kernels are functions on the caller's arrays.
     discrete: bool
-    blocks: bool
-    simd: bool
-    scratchpad: str
-    keeps_caches: bool
-    value_align_bytes: int
-    resource: str
-    home: str
+    blocks: bool  #: Whether a kernel is a grid of thread blocks; else it is the tasks of a loop
+    simd: bool  #: Whether a unit executes vectors of one thread and is one TEU; else lanes are threads
+    scratchpad: str  #: Layer into which kernels copy reused data; empty where caches hold it
+    keeps_caches: bool  #: Whether caches keep their contents from one kernel to the next
+    value_align_bytes: int  #: Alignment of a value stored inside another one: the widest access
+    resource: str  #: Resource name of Dask workers that measure kernels for such devices
+    home: str  #: Layer that stores tensors between kernels, and from which kernels load tiles
+    #: Whether units read only their own scratchpad, filled by exchange in words that may be smaller than an element.
     exchanges: bool = False
 
     def module_for(self, package: str, name: str = "") -> ModuleType:
-        """Return this kind's part of a package, or a module of it: ``roller.templates.gpu.checks``."""
+        """Return this kind's subpackage, or a module in it: ``roller.templates.gpu.checks``."""
         return module(f"roller.{package}.{self.name}" + (f".{name}" if name else ""))
 
     def expect(self, found: str, where: str) -> None:
-        """Refuse a program for devices of another kind."""
+        """Refuse a program for another kind of device."""
         if found != self.name:
             raise BuildError(
                 f"{where}: expected a program for a {self.name}, got one for a {found}. Construct it for a {self.name}."
@@ -86,12 +53,12 @@ CPU = DeviceKind(
     "cpu", ("register", "l1", "l2", "l3", "dram"), "cores", discrete=False, blocks=False, simd=True, scratchpad="",
     keeps_caches=True, value_align_bytes=1, resource="cpu_slot", home="dram",
 )  # fmt: skip
-#: Bulk-synchronous parallel: every unit has a scratchpad of its own and reads nothing else; what it needs comes through
-#: an exchange among all units, between one step of computing and the next.
+#: Bulk-synchronous parallel: every unit reads only its own scratchpad, which is filled
+#: by an exchange among all units between two compute steps.
 BSP = DeviceKind(
     "bsp", ("register", "scratchpad", "exchange", "streaming"), "tiles", discrete=True, blocks=False, simd=True,
     scratchpad="scratchpad", keeps_caches=False, value_align_bytes=8, resource="bsp", home="exchange",
     exchanges=True,
 )  # fmt: skip
-#: By name.
+#: Kinds by name.
 KINDS = {kind.name: kind for kind in (GPU, CPU, BSP)}

@@ -1,4 +1,4 @@
-"""What a target names of the floors above it: loaded when it is used, by nobody who only asks for facts."""
+"""Imports the modules that a target names on first use, so that its properties are available without them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def module(name: str) -> ModuleType:
-    """Return a module, loaded now if it was not; one that another thread is loading is waited for."""
+    """Return a module, imported on first use."""
     return importlib.import_module(name)
 
 
 def loaded(reference: str) -> Any:
-    """Return what ``"module:name"`` stands for."""
+    """Import and return the object that ``"module:name"`` names."""
     home, _, name = reference.partition(":")
     return getattr(module(home), name)

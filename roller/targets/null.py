@@ -1,4 +1,4 @@
-"""A GPU that is not there: results by the reference, times from the estimates; for tests of all above a device."""
+"""A GPU that does not exist: results from the reference, times from estimates; for tests above the device layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.targets.target import Target
 
 
 def _open(index: int, arch: str) -> Any:
-    del index  # they are all alike
+    del index  # all are identical
     return loaded("roller.backends.null.gpu:NullGpu")(arch=arch)
 
 

@@ -1,4 +1,4 @@
-"""Target: what one language of kernels, or one way to run them, needs of the rest of the package."""
+"""Target: a kernel language, or a way to run kernels, as a row of module names and properties."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from roller.errors import BuildError, LaunchError
 from roller.targets.kinds import DeviceKind
 from roller.targets.lazy import loaded, module
 
-#: A kernel, which targets pass on to their toolchain and launcher: what is in it, those know.
+#: A kernel artifact, opaque to targets: only toolchain and launcher look inside.
 Kernel = TypeVar("Kernel")
 
 
 class Targeted(Protocol):
-    """What tells the target of a device: of a :class:`~roller.hardware.DeviceSpec`, its name and its ``target``."""
+    """A device specification as far as the choice of a target needs it."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -27,116 +27,79 @@ class Targeted(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the registry.
-
-    Modules and classes of the floors above are named as text and loaded on first use, so that a machine on which
-    kernels only run can ask for them all.
-
-    Parameters
-    ----------
-    name
-        Of the target.
-    kind
-        Of its devices.
-    language
-        Of the kernels it emits and builds; empty where it runs those of any language of the kind.
-    required_keys, optional_keys
-        Of ``target`` in a specification, beside the language.
-    architectures
-        Numbers of the first and the last one that compilers know (``sm_30`` to ``sm_129``), where they are numbered so.
-    generator
-        Module of code generation, with ``lower_for``; loaded before processes are forked that use it.
-    toolchain
-        Module that builds: ``available``, ``build``, ``compile_source``, ``resources``; empty where lowering does.
-    launcher
-        ``"module:class"`` of what makes a built kernel callable.
-    device
-        What the names of its devices begin with (``"cuda"`` of ``"cuda:0"``); empty for this processor.
-    numbered
-        Whether a number follows; else the name of a specification may, with options.
-    worker
-        ``"module:class"`` of the device in its own process, which checks, times and probes; empty where none does.
-    session_device
-        Opens the device that whole models run on, given its number and the architecture it says it has.
-    pretends
-        Whether it computes with the reference, in predicted times: nothing is built for it, no time is kept.
-    timed
-        Whether seconds on its devices say how fast kernels are.
-    source_only
-        Said to whoever compiles for it: why there is source and no binary; empty where kernels are built.
-    emulator
-        ``"module:class"`` of what runs its sources on this processor; empty where nothing does.
-    probe_options
-        Of the compiler for a probe: subnormals are flushed, so that a special function is the instruction and nothing
-        else; no two operations are packed into one, so that what is counted is what is issued.
-    matrix_probe
-        The probe of matrix units, and multiply-adds of a TEU in one step of it.
-    innermost_channels
-        Whether the convolutions of its libraries for matrix units take images with channels innermost alone.
-    """
+    """One row of the registry; modules and classes above are named as text and loaded on first use."""
 
     name: str
     kind: DeviceKind
+    #: Language of the kernels it emits and builds; empty where it runs kernels of any language of the kind.
     language: str = ""
+    #: Keys of ``target`` in a specification, in addition to the language.
     required_keys: tuple[str, ...] = ()
     optional_keys: tuple[str, ...] = ()
+    #: First and last architecture number that compilers know (``sm_30`` to ``sm_129``), for numbered architectures.
     architectures: tuple[int, int] = (0, 0)
-    generator: str = ""
+    generator: str = ""  #: Code generation module with ``lower_for``; loaded before worker processes are forked
+    #: Build module (``available``, ``build``, ``compile_source``, ``resources``); empty where lowering builds.
     toolchain: str = ""
-    launcher: str = ""
-    device: str = ""
-    numbered: bool = True
+    launcher: str = ""  #: ``"module:class"`` that makes a built kernel callable
+    device: str = ""  #: Prefix of device names (``"cuda"`` in ``"cuda:0"``); empty for this CPU
+    numbered: bool = True  #: Whether a number follows the prefix; else a spec name with options may
+    #: ``"module:class"`` of the device in its worker process, which checks, times and probes; empty without one.
     worker: str = ""
+    #: Opens the device for whole models, given its number and architecture.
     session_device: Callable[[int, str], Any] | None = None
+    #: Whether it computes with the reference in predicted times: nothing is built or recorded as measured.
     pretends: bool = False
-    timed: bool = True
-    source_only: str = ""
-    emulator: str = ""
+    timed: bool = True  #: Whether times on its devices reflect kernel speed
+    source_only: str = ""  #: Reason why compiling gives source without a binary; empty where kernels are built
+    emulator: str = ""  #: ``"module:class"`` that emulates its sources on this CPU; empty without one
+    #: Compiler options of probes: flush subnormals, so that a special function is one instruction, and keep operations
+    #: unpacked, so that the counted instructions are the issued ones.
     probe_options: tuple[str, ...] = ()
-    matrix_probe: tuple[str, int] = ("", 0)
-    innermost_channels: bool = False
+    matrix_probe: tuple[str, int] = ("", 0)  #: Matrix unit probe, and multiply-adds of a TEU in one of its steps
+    innermost_channels: bool = False  #: Whether its libraries' matrix-unit convolutions need channels-last images
 
     @property
     def emulated(self) -> bool:
-        """Whether an emulator understands its sources."""
+        """Whether an emulator runs its sources."""
         return bool(self.emulator)
 
     @property
     def first_device(self) -> str:
-        """Name of the first device of a machine; empty for the processor itself."""
+        """Name of the machine's first device; empty for the CPU itself."""
         return f"{self.device}:0" if self.device else ""
 
     def prepare(self) -> None:
-        """Load the code generator and all templates, TVM with them: before processes are forked, which then have it."""
+        """Load the code generator, all templates and TVM, so that forked processes inherit them."""
         self.generation()
         for template in self.kind.module_for("templates").TEMPLATES:
             loaded(template.emit)
 
     def generation(self) -> ModuleType:
-        """Return the module of code generation."""
+        """Return the code generation module."""
         return module(self.generator)
 
     def tools(self) -> ModuleType:
-        """Return the toolchain's module."""
+        """Return the toolchain module."""
         if not self.toolchain:
             raise BuildError(f"{self.name}: expected a target that builds sources, got one that has none. Lower it.")
         return module(self.toolchain)
 
     def can_build(self) -> bool:
-        """Whether there is a toolchain to ask, and it is installed here."""
+        """Whether the target has a toolchain and it is installed."""
         return bool(self.toolchain) and self.tools().available() is None
 
     def build(self, artifact: Kernel) -> Kernel:
-        """Build a kernel, unless lowering has."""
+        """Return the built kernel; lowering has built it where there is no toolchain."""
         built: Kernel = self.tools().build(artifact) if self.toolchain else artifact
         return built
 
     def load(self, artifact: object) -> Any:
-        """Return a built kernel, callable."""
+        """Return a callable for a built kernel."""
         return loaded(self.launcher)(artifact)
 
     def open_worker(self, index: int, options: dict[str, str]) -> Any:
-        """Open the device in the process that is to be its own."""
+        """Open the device in the current process, which becomes its worker."""
         return loaded(self.worker)(index, options)
 
     def open_session_device(self, index: int, arch: str) -> Any:

@@ -1,4 +1,4 @@
-"""The ways to a kernel: the fastest of all, of those worth timing, the first that is correct, the first that lowers."""
+"""Selection strategies: fastest of all candidates or of those worth timing, first correct, first that lowers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def wanted(
     candidates: Sequence[Candidate], spec: DeviceSpec, options: ConstructOptions, how: Selection
 ) -> tuple[int, ...]:
-    """Return the positions of the candidates that :func:`choose` makes first, and only, unless they fail."""
+    """Return the positions of the candidates that :func:`choose` tries first, and only, unless they fail."""
     if how.deterministic:
         return (0,)
     if options.top_k != "auto":
@@ -34,7 +34,7 @@ def wanted(
 
 
 def choose(shop: TuningContext, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
-    """Return the kernel of the candidates as asked: by measurement, by prediction alone, or what a search finds."""
+    """Return the selected kernel, by measurement or prediction, after local search where requested."""
     if how.deterministic:
         return first_correct(shop, candidates)
     kernel = (automatic if shop.options.top_k == "auto" else fastest)(shop, candidates)
@@ -46,7 +46,7 @@ def choose(shop: TuningContext, candidates: Sequence[Candidate], how: Selection)
 
 
 def fastest(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
-    """Make all candidates in parallel, check and time what was built; return the fastest with the fate of each."""
+    """Build all candidates in parallel, check and time them, and return the fastest with the status of each."""
     records, artifacts = try_all(shop, candidates)
     outcome = tuple(with_record(c, records[c.id]) for c in candidates)
     timed = [c for c in outcome if c.measured_s is not None]
@@ -57,10 +57,7 @@ def fastest(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKer
 
 
 def _best(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """Return the fastest candidate and, where some could not be timed undisturbed, why the choice is in doubt.
-
-    Times of different disturbances cannot be compared: where none was settled, the best prediction is taken.
-    """
+    # Times under different disturbances cannot be compared: with no undisturbed time the best prediction wins.
     measured = [c for c in timed if c.status != DOUBTFUL]
     doubtful = [c for c in timed if c.status == DOUBTFUL]
     if not doubtful:
@@ -73,12 +70,10 @@ def _best(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 
 def automatic(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
-    """Time the candidates the model cannot tell from its favourite; none where it is sure of that one.
-
-    The others are tried only where none of those survives. A candidate that was not tried stays ``constructed``.
-    """
+    """Time the candidates the model cannot distinguish from its favourite; none if there is only the favourite."""
     from roller.construction.worth_timing import worth_timing
 
+    # The others are tried only if none of these survives; untried candidates stay ``constructed``.
     chosen = shop.first or worth_timing(candidates, shop.spec)
     if len(chosen) == 1:
         return first_correct(shop, candidates, chosen[0])
@@ -95,10 +90,7 @@ def automatic(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledK
 
 
 def first_correct(shop: TuningContext, candidates: Sequence[Candidate], first: int = 0) -> CompiledKernel:
-    """Return the best prediction that builds and is correct; nothing is timed, and no clock decides anything.
-
-    ``first`` is the position of the one that is tried before the others.
-    """
+    """Return the best prediction that builds and is correct, without timing; position ``first`` is tried first."""
     outcome = list(candidates)
     for n in sorted(range(len(candidates)), key=lambda n: (n != first, n)):
         c = candidates[n]
@@ -116,7 +108,7 @@ def first_lowered(
     lower: Callable[[Candidate], KernelArtifact],
     prove: Callable[[Candidate, KernelArtifact], tuple[KernelArtifact, Verdict]] | None = None,
 ) -> CompiledKernel:
-    """Return the best prediction that lowers, for a device that is not here; those before it keep their reasons."""
+    """Return the best prediction that lowers, for an absent device; failed candidates keep their reasons."""
     outcome = list(candidates)
     for n, c in enumerate(candidates):
         try:
@@ -139,7 +131,7 @@ def none_survived(expression: TensorExpr, spec: DeviceSpec, outcome: Sequence[Ca
     from roller.runtime.records import Record, grouped_reasons
 
     records = [Record(c.id, c.status, c.reason or "") for c in outcome]
-    alike = len(records) > 1 and len({(r.status, r.reason) for r in records}) == 1  # so would others
+    alike = len(records) > 1 and len({(r.status, r.reason) for r in records}) == 1  # others would fail too
     remedy = "" if alike else " Try a larger top_k, or report the expression."
     return NoCandidateError(
         f"{expression.name} on {spec.name}: none of {len(records)} candidates survived: "

@@ -1,4 +1,4 @@
-"""Matrix instructions that are priced and not emitted: what is compiled instead, and that it is said."""
+"""Falls back to kernels without the matrix unit where its instructions are priced but not emitted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from roller.perf.unit_notes import takes
 
 
 def compiled_spec(expression: TensorExpr, spec: DeviceSpec) -> DeviceSpec:
-    """Return the device as kernels are compiled for it, and warn where predictions of it count on more.
+    """Return the device with only emitted instructions, and warn where predictions use others.
 
-    Examples
-    --------
     >>> import roller
     >>> spec = roller.load_spec("v100")
     >>> compiled_spec(roller.ops.matmul(64, 64, 64), spec) is spec

@@ -1,8 +1,4 @@
-"""Kernels for a device that is not here, proved on the emulator before anybody takes them for right.
-
-A proof is a fact about a kernel's source: it is noted in the artifact's ``build`` and travels with it, so that a kernel
-is proved once, whoever asks again.
-"""
+"""Proves kernels for absent devices on the emulator."""
 
 from __future__ import annotations
 
@@ -23,50 +19,40 @@ if TYPE_CHECKING:
     from roller.emulator import Proof
     from roller.expr import TensorExpr
 
-#: Seconds of each processor that one kernel may run for unless said otherwise, besides what g++ takes to build it.
+#: Default budget per kernel in seconds of each processor, without g++.
 PROVE_S = 20.0
-#: Seconds of each processor for all proofs of a bundle or a saved model together, unless said otherwise.
+#: Default budget in seconds of each processor for all proofs of a bundle or a saved model.
 PROVE_ALL_S = 120.0
-#: Keys of an artifact's ``build``: what is known, and the seconds it was tried for.
+#: Keys of an artifact's ``build``: result of the proof, and its budget in seconds.
 PROVED, _TRIED_S = "proved", "prove_s"
-#: What records say of a kernel that was run, followed by what of it where that was not all.
+#: Prefix of the result for an emulated kernel; a partial run adds the part.
 EMULATED = "emulated"
-#: Seconds of one processor per point of an expression in all orders, roughly: whether to try all of a kernel at once.
+#: Rough processor seconds per point over all thread orders, to decide whether the whole kernel fits the budget.
 _POINTS = 3 / 2e7
-#: Inputs that are filled and copied in a second (bytes).
+#: Rate at which inputs are filled and copied.
 _BYTES_PER_S = 64e6
-#: Why a kernel was not tried.
+#: Reason for a kernel that was not tried.
 USED_UP = "the seconds for proofs were used up"
-#: Less is not worth building a kernel for.
+#: Smallest budget worth building a kernel for.
 LEAST_S = 0.05
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a kernel that was to be proved.
+    """Result of proving a kernel."""
 
-    Parameters
-    ----------
-    proved
-        ``"emulated"``, with what was run where that was not all, or ``"not proved (reason)"``.
-    wrong
-        What is wrong with it; empty where nothing was found, also where time ran out.
-    took_s
-        Seconds of processors that finding out took, g++ included.
-    """
-
-    proved: str
-    wrong: str = ""
-    took_s: float = field(default=0.0, compare=False)
+    proved: str  #: ``"emulated"``, with the part that ran if not all did, or ``"not proved (reason)"``
+    wrong: str = ""  #: The error found; empty if none was found, also if time ran out
+    took_s: float = field(default=0.0, compare=False)  #: Processor seconds spent, including g++
 
 
 def processor_s() -> float:
-    """Return the seconds of processors that this process and the ended processes it started have taken."""
+    """Return the processor seconds of this process and its finished children."""
     return sum(os.times()[:4])
 
 
 def missing() -> str:
-    """Return why nothing can be proved on this machine; empty where it can."""
+    """Return the reason why this machine cannot prove kernels; empty if it can."""
     from roller.emulator.library import compiler
 
     try:
@@ -84,19 +70,15 @@ def prove(
     seed: int = 0,
     workers: int | None = None,
 ) -> Verdict:
-    """Prove a kernel on the emulator, as far as seconds allow.
+    """Prove a kernel on the emulator within a time budget.
 
-    All of it runs where that is predicted to fit. Else a smaller kernel of the same structure does
-    (:mod:`roller.compiler.autotune.scaled`), and blocks of the kernel itself: the first
-    shows every kind of tile, the second every constant as it will be.
-
-    Examples
-    --------
     >>> import roller
     >>> kernel = roller.compile(roller.ops.matmul(64, 64, 64), device="v100", top_k=1, cache=False)
     >>> prove(kernel.artifact).proved
     'emulated'
     """
+    # The whole kernel runs if predicted to fit. Else a smaller kernel of the same structure runs, which has every kind
+    # of tile, and then blocks of the kernel itself, which have its own constants.
     start = processor_s()
     verdict = _proved(artifact, max(seconds, LEAST_S), lower, seed, workers)
     return replace(verdict, took_s=processor_s() - start)
@@ -122,7 +104,7 @@ def _proved(artifact: KernelArtifact, seconds: float, lower: Lower | None, seed:
 
 
 def _emulated(artifact: KernelArtifact, seconds: float, seed: int, workers: int | None) -> tuple[Verdict, float]:
-    """Prove a kernel by itself; return also the seconds it ran for."""
+    """Return the verdict of emulating a kernel, and the seconds it ran."""
     from roller import emulator
 
     try:
@@ -137,7 +119,7 @@ def _emulated(artifact: KernelArtifact, seconds: float, seed: int, workers: int 
 def _scaled(
     artifact: KernelArtifact, lower: Lower, seconds: float, seed: int, workers: int | None
 ) -> tuple[Verdict, float]:
-    """Prove a smaller kernel; one of another structure that is wrong says nothing of this one."""
+    """Prove a smaller kernel; an error in one of another structure proves nothing about the original."""
     from roller.compiler.autotune.scaled import scaled
 
     found = scaled(artifact, lower)
@@ -158,10 +140,8 @@ def _together(known: Sequence[str], notes: Sequence[str]) -> Verdict:
 
 
 def _inner(proved: str) -> str:
-    """Return what a text says besides that it is one.
+    """Return the detail in a text about a proof.
 
-    Examples
-    --------
     >>> _inner("emulated: 8 of 9 blocks"), _inner("not proved (too large)")
     ('8 of 9 blocks', 'too large')
     """
@@ -171,36 +151,25 @@ def _inner(proved: str) -> str:
 
 
 class Share:
-    """Proves kernels one after another while its seconds last.
-
-    Parameters
-    ----------
-    seconds
-        Of a processor, for all of them, what g++ takes included.
-    lower
-        As of :func:`prove`.
-    """
+    """Proves kernels one after another within ``seconds`` of processor time for all, including g++."""
 
     def __init__(self, seconds: float, lower: Lower | None = None) -> None:
         self.seconds, self._lower, self._spent_s = seconds, lower, 0.0
 
     def __call__(self, name: str, artifact: KernelArtifact) -> tuple[KernelArtifact, str]:
-        """Return the kernel with what is known of it, and what is wrong with it."""
+        """Return the kernel with the result of its proof, and the error found."""
         del name
         left_s = min(self.seconds - self._spent_s, PROVE_S)
         if left_s < LEAST_S:
             return noted(artifact, Verdict(f"not proved ({USED_UP})"), 0.0), ""
-        # One thread: what calls this is one process of many.
+        # One thread: the caller is one process of many.
         verdict = prove(artifact, left_s, lower=self._lower, workers=1)
         self._spent_s += verdict.took_s
         return noted(artifact, verdict, left_s), verdict.wrong
 
 
 def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
-    """Whether proving an artifact for so long says no more than is known: all of it ran, or it was tried for as long.
-
-    What ran of it in part, or of a smaller kernel, is as good as the seconds it was given: more show more of it.
-    """
+    """Whether another proof of this length cannot add information: all of it ran, or it was tried as long."""
     if artifact.measured_s is not None:
         return True
     known = proved_of(artifact)
@@ -208,17 +177,17 @@ def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
 
 
 def noted(artifact: KernelArtifact, verdict: Verdict, seconds: float) -> KernelArtifact:
-    """Return the artifact with what is known of it."""
+    """Return the artifact with the verdict stored in ``build``."""
     return replace(artifact, build={**artifact.build, PROVED: verdict.proved, _TRIED_S: seconds})
 
 
 def proved_of(artifact: KernelArtifact) -> str:
-    """Return what is known of an artifact, for records: empty where nobody asked."""
+    """Return the stored result of a proof; empty if there was none."""
     return str(artifact.build.get(PROVED, ""))
 
 
 def seconds_of(prove: bool, prove_s: float | None, device_is_here: bool, device: str) -> float:
-    """Return the seconds of a proof that is asked for, 0 for none."""
+    """Return the time budget of a requested proof, or 0 for none."""
     prove = flag(prove, "prove", remedy="Give seconds as prove_s.")
     seconds = PROVE_S
     if prove_s is not None:

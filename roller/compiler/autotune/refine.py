@@ -1,4 +1,4 @@
-"""Local search around the fastest program: its neighbours are built, checked, and timed against it in turn."""
+"""Local search around the fastest program: builds, checks and times its neighbours."""
 
 from __future__ import annotations
 
@@ -16,21 +16,16 @@ if TYPE_CHECKING:
 
 #: Neighbours built and timed at a time.
 BATCH = 4
-#: A neighbour must be faster by this share to take the place of the fastest: less is noise.
+#: Minimum relative gain of a neighbour; less is noise.
 MARGIN = 0.01
-#: Neighbours predicted slower than the fastest by more than so many expected errors of ratios are left out.
+#: Maximum predicted slowdown of a neighbour, in expected errors of ratios.
 REACH = 3.0
 
 
 def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> CompiledKernel:
-    """Search for ``seconds`` around a kernel, and return the fastest program found.
-
-    Neighbours (:func:`roller.construction.neighbours.neighbours`) are tried best prediction first, a few at a time,
-    each time beside the fastest so far. One that wins is timed against it again, in the other order, and only then
-    takes its place, and the search goes on around it. It ends where no neighbour is left; what it found is then timed
-    against what it started from. What is tried depends on the
-    times measured and on nothing else; how much of it, on ``seconds``.
-    """
+    """Search around a kernel for ``seconds``, and return the fastest program found."""
+    # Each batch of neighbours is timed beside the current best. A winner must win again in the other order; at the end
+    # the result is timed against the start. Which neighbours are tried depends only on measured times.
     end = monotonic() + seconds
     start = best = next(c for c in kernel.candidates if c.program == kernel.program)
     artifacts = {best.id: kernel.artifact}
@@ -46,10 +41,10 @@ def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> Compi
         if winner.id != best.id:
             waiting = untried_neighbours(shop, winner, known)
         best, last_s = winner, monotonic() - began
-    if best.id != start.id:  # many small steps, each beside the one before: the last is held against the first
+    if best.id != start.id:  # many small steps: compare the last with the first
         records = shop.judge({best.id: artifacts[best.id], start.id: kernel.artifact}, True)
         if DOUBTFUL in (records[best.id].status, records[start.id].status):
-            return CompiledKernel(kernel.artifact, tuple(tried.values()))  # nobody can tell now: nothing is changed
+            return CompiledKernel(kernel.artifact, tuple(tried.values()))  # undecidable: keep the original
         if (_sure_s(records[start.id]) or math.inf) < (_sure_s(records[best.id]) or math.inf):
             best, artifacts = start, {start.id: kernel.artifact}
         best = tried[best.id] = with_record(best, records[best.id])
@@ -57,7 +52,7 @@ def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> Compi
 
 
 def untried_neighbours(shop: TuningContext, best: Candidate, known: set[str]) -> list[Candidate]:
-    """Return the neighbours that were not tried and may be faster, best prediction first."""
+    """Return the untried neighbours that may be faster, best prediction first."""
     from roller.construction.neighbours import neighbours
     from roller.perf.accuracy import kernel_family, ranking_error
 
@@ -79,12 +74,12 @@ def _duel(
     batch: list[Candidate],
     tried: dict[str, Candidate],
 ) -> tuple[Candidate, dict[str, KernelArtifact]]:
-    """Return the fastest of ``best`` and the batch, as measured now, and its artifact by its id; note every fate."""
+    """Return the fastest of ``best`` and the batch as measured now, with its artifact; record every result."""
     records, made = try_all(shop, batch, known=artifacts)
     for c in (best, *batch):
         tried[c.id] = with_record(c, records[c.id])
     best_s = _sure_s(records[best.id])
-    if best_s is None:  # it ran before: whatever ails it now is not its own
+    if best_s is None:  # it ran before, so this failure is not its own
         tried[best.id] = best
         return best, artifacts
     faster = [tried[c.id] for c in batch if (_sure_s(records[c.id]) or math.inf) < best_s * (1 - MARGIN)]
@@ -99,5 +94,4 @@ def _duel(
 
 
 def _sure_s(record: Record) -> float | None:
-    """Return the seconds a duel may be decided by: those nobody disturbed."""
     return None if record.status == DOUBTFUL else record.measured_s

@@ -1,8 +1,4 @@
-"""A kernel too large to be emulated stands proved by one of the same structure on smaller extents.
-
-The same program is lowered once more for fewer tiles (:mod:`roller.tile.smaller`). That it is the same is not assumed:
-both sources must be equal line by line but for the numbers in them. Lines that differ are counted, and said.
-"""
+"""Proves a kernel too large to emulate by one of the same structure with smaller extents."""
 
 from __future__ import annotations
 
@@ -19,41 +15,33 @@ from roller.tile.smaller import smaller
 
 #: Lowers a program for the device of the kernel in question.
 Lower = Callable[[RProgram, TensorExpr], KernelArtifact]
-#: Tiles an axis keeps, from few to more: small numbers may let a guard or a remainder disappear.
+#: Numbers of tiles per axis to try; with few tiles a guard or a remainder may disappear.
 _TILES = (3, 7, 12)
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+(?:p[+-]?\d+)?|\b\d+(?:\.\d+)?(?:e[+-]?\d+)?[fuUlL]*\b")
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A smaller kernel.
-
-    Parameters
-    ----------
-    artifact
-        The kernel, for its own, smaller expression.
-    differing, lines
-        Lines of the original that it does not have, whatever their numbers, and how many there are.
-    """
+    """A smaller kernel with its own, smaller expression."""
 
     artifact: KernelArtifact
+    #: Number of original lines, ignoring numbers, that it lacks, and of all original lines.
     differing: int
     lines: int
 
     @property
     def same(self) -> bool:
-        """Whether both sources are equal but for numbers."""
+        """Whether both sources are equal except for numbers."""
         return not self.differing
 
     def __str__(self) -> str:
-        """Return its extents."""
         extents = " ".join(f"{a.name}={a.extent}" for a in self.artifact.program.axes)
         but = "" if self.same else f" ({self.differing} of {self.lines} lines differ)"
         return f"scaled to {extents}{but}"
 
 
 def scaled(artifact: KernelArtifact, lower: Lower) -> Scaled | None:
-    """Return the smallest kernel of the same structure, or the one most like it; ``None`` where nothing may shrink."""
+    """Return the smallest kernel of the same structure, or the most similar one; ``None`` if no axis can shrink."""
     found: list[Scaled] = []
     own = skeleton(artifact.source)
     for tiles in _TILES:
@@ -62,7 +50,7 @@ def scaled(artifact: KernelArtifact, lower: Lower) -> Scaled | None:
             break
         try:
             made = lower(program, program.expr)
-        except RollerError:  # the template does not take what is so small
+        except RollerError:  # too small for the template
             continue
         other = skeleton(made.source)
         lost = sum((Counter(own) - Counter(other)).values()) + sum((Counter(other) - Counter(own)).values())
@@ -73,10 +61,8 @@ def scaled(artifact: KernelArtifact, lower: Lower) -> Scaled | None:
 
 
 def skeleton(source: str) -> list[str]:
-    """Return the lines of a source without their numbers; shifts and masks are the divisions they stand for.
+    """Return the lines of a source without numbers; shifts and masks become divisions.
 
-    Examples
-    --------
     >>> skeleton("A[(x >> 5) + 64]") == skeleton("A[(x / 3) + 192]")
     True
     """

@@ -1,4 +1,4 @@
-"""How a kernel is chosen from its candidates; part of what a cached kernel is found by."""
+"""How a kernel is selected from its candidates; part of the cache key."""
 
 from __future__ import annotations
 
@@ -11,21 +11,13 @@ from roller.errors import RollerError
 
 @dataclass(frozen=True)
 class Selection:
-    """Choose by time or by prediction.
+    """Selection by time or by prediction."""
 
-    Parameters
-    ----------
-    deterministic
-        Time nothing: the best prediction that builds and is correct.
-    refine_s
-        Seconds of local search around the fastest one; 0 for none.
-    """
-
-    deterministic: bool = False
-    refine_s: float = 0.0
+    deterministic: bool = False  #: Whether to take the best prediction that builds and is correct, without timing
+    refine_s: float = 0.0  #: Seconds of local search around the fastest candidate; 0 for none
 
     def __post_init__(self) -> None:
-        """Reject what contradicts itself."""
+        """Reject contradictory values."""
         object.__setattr__(self, "deterministic", flag(self.deterministic, "deterministic"))
         seconds = number(self.refine_s, "refine_s", expected="seconds of at least 0, or None")
         object.__setattr__(self, "refine_s", seconds)
@@ -36,5 +28,5 @@ class Selection:
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return as plain data what decides the kernel besides the options of its construction."""
+        """Return the selection as plain data for the cache key."""
         return {"how": [self.deterministic, self.refine_s]} if self != Selection() else {}

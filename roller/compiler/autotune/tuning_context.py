@@ -1,4 +1,4 @@
-"""Where the candidates of one expression are made and judged, and what is written down of each."""
+"""Builds and measures the candidates of one expression, and records the results."""
 
 from __future__ import annotations
 
@@ -20,37 +20,24 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: Status of a candidate whose time others disturbed to the end.
+#: Status of a candidate whose timing was disturbed in every attempt.
 DOUBTFUL = "doubtful"
 
 
 @dataclass(frozen=True)
 class TuningContext:
-    """Where the candidates of one expression are made and judged.
-
-    Parameters
-    ----------
-    expression, spec
-        What they compute, and the device they were constructed for.
-    options
-        How they were constructed.
-    make
-        Lowers and builds one candidate; called in processes of their own.
-    judge
-        Checks built artifacts by candidate id, and times them where its second argument says so; a record per id.
-    build
-        Makes candidates by id and says whether they will be timed; in processes of this machine when ``None``.
-    first
-        Positions of the candidates that ``top_k="auto"`` times, where more is known of them than their predictions: the
-        likeliest one comes first. Empty for :func:`roller.construction.worth_timing.worth_timing`.
-    """
+    """Functions to build and measure the candidates of one expression."""
 
     expression: TensorExpr
     spec: DeviceSpec
     options: ConstructOptions
-    make: Callable[[Candidate], KernelArtifact]
+    make: Callable[[Candidate], KernelArtifact]  #: Lowers and builds one candidate in a worker process
+    #: Checks built artifacts by candidate id, times them if its second argument is true, and returns their records.
     judge: Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]
+    #: Builds candidates by id, given whether they will be timed; ``None``: in worker processes of this machine.
     build: Callable[[Mapping[str, Candidate], bool], Mapping[str, BuildResult[KernelArtifact]]] | None = None
+    #: Positions that ``top_k="auto"`` times, the likeliest first, where more than predictions is known; empty: those of
+    #: :func:`roller.construction.worth_timing.worth_timing`.
     first: tuple[int, ...] = ()
 
 
@@ -60,17 +47,17 @@ def try_all(
     timed: bool = True,
     known: Mapping[str, KernelArtifact] | None = None,
 ) -> tuple[dict[str, Record], dict[str, KernelArtifact]]:
-    """Make and judge candidates."""
+    """Build and measure candidates; return their records and artifacts by id."""
     from roller.runtime.build_pool import build_all, build_here
 
     jobs = {c.id: c for c in candidates}
-    level = logging.INFO if shop.build is None else logging.DEBUG  # those of a whole model are told of together
+    level = logging.INFO if shop.build is None else logging.DEBUG  # a whole model logs its candidates together
     _LOG.log(level, "%s: building %s", shop.expression.name, counted(len(jobs), "candidate"))
     if shop.build is not None:
         built = dict(shop.build(jobs, timed))
     elif timed:
         built = build_all(jobs, shop.make, reuse=True) if len(jobs) > 1 else build_here(jobs, shop.make)
-    else:  # a crash of the compiler is a reason to take the next one, a slow machine is none
+    else:  # a compiler crash rejects a candidate, a slow machine must not
         built = build_all(jobs, shop.make, timeout_s=float("inf"))
     artifacts = dict(known or {}) | {i: r.value for i, r in built.items() if r.value is not None}
     records = {i: r.record for i, r in built.items()}
@@ -81,10 +68,7 @@ def try_all(
 
 
 def finished(artifact: KernelArtifact, candidate: Candidate, doubt: str = "", tied: str = "") -> KernelArtifact:
-    """Return the artifact with what was predicted and measured of its candidate.
-
-    ``doubt`` and ``tied`` say why its time may be wrong, and why it has no rank among those that were measured.
-    """
+    """Return the artifact with its candidate's estimate, time, and reasons for doubt or a tie."""
     build = {k: v for k, v in artifact.build.items() if k not in (DOUBT, TIED)}
     if doubt or candidate.status == DOUBTFUL:
         build[DOUBT] = doubt or candidate.reason
@@ -94,5 +78,5 @@ def finished(artifact: KernelArtifact, candidate: Candidate, doubt: str = "", ti
 
 
 def with_record(candidate: Candidate, record: Record) -> Candidate:
-    """Return the candidate with what became of it."""
+    """Return the candidate with the status, time and reason of its record."""
     return replace(candidate, status=record.status, measured_s=record.measured_s, reason=record.reason or None)

@@ -1,1 +1,1 @@
-"""Kernels for sizes that vary from call to call: few of them cover the ranges, none is compiled for a new size."""
+"""Kernels for dynamic sizes: a few kernels cover a range, and no new size needs compilation."""

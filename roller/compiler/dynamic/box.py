@@ -1,4 +1,4 @@
-"""The sizes that calls choose: names, least and largest values, and values to look at."""
+"""The box of dynamic sizes: names, bounds, derived sizes, and sample points."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from roller.core.formulas import Formula
 
-#: Sizes that kernels are compared at, of one axis, of two, and of each of more.
+#: Numbers of sample sizes for one axis, per axis of two, and per axis of more.
 _PLACES = (12, 3, 2)
-#: Sizes that grow together, beside those of each with all of the others; the logarithms of their ratios to the least
-#: grow by this power of their number, since small sizes differ by whole elements.
+#: Number of samples in which all sizes grow together. The logarithms of their ratios to the least
+#: grow with this power of the sample's index, since small sizes differ by whole elements.
 _ALIKE, _CLOSER = 10, 1.5
 
 Sizes = Mapping[str, int]
@@ -23,24 +23,15 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Box:
-    """Sizes that vary.
+    """Bounds of dynamic sizes."""
 
-    Parameters
-    ----------
-    ends
-        Least and largest value by name, in order; least below largest.
-    derived
-        Sizes that follow from these, and from each other in their order: lengths behind a stride, with padding.
-    """
-
-    ends: Mapping[str, tuple[int, int]]
+    ends: Mapping[str, tuple[int, int]]  #: Least and largest value by name, in order; the least is below the largest
+    #: Sizes computed from these and from earlier derived ones: lengths after strides and padding.
     derived: Mapping[str, Formula] = field(default_factory=dict)
 
     def whole(self, sizes: Sizes) -> dict[str, int]:
-        """Return sizes with all that follow from them.
+        """Return the sizes together with all derived sizes.
 
-        Examples
-        --------
         >>> from roller.core.formulas import Atom
         >>> Box({"h": (1, 9)}, {"half": Formula(0, ((1, (Atom(("h",), "ceil", 2),)),))}).whole({"h": 5})
         {'h': 5, 'half': 3}
@@ -52,20 +43,18 @@ class Box:
 
     @property
     def high(self) -> dict[str, int]:
-        """The largest of every size."""
+        """The largest value of every size."""
         return self.whole({n: high for n, (_, high) in self.ends.items()})
 
     @property
     def low(self) -> dict[str, int]:
-        """The least of every size."""
+        """The least value of every size."""
         return self.whole({n: low for n, (low, _) in self.ends.items()})
 
     @property
     def told(self) -> Box:
-        """The box that models are read in, which has sizes above 1 of which no two are equal.
+        """The box for reading models, which must contain distinct sizes above 1.
 
-        Examples
-        --------
         >>> Box({"batch": (1, 2), "rows": (1, 5)}).told.ends
         {'batch': (1, 3), 'rows': (1, 5)}
         """
@@ -74,29 +63,27 @@ class Box:
 
     @property
     def middle(self) -> dict[str, int]:
-        """As many times the least of every size as the largest is of it, none of 1 where others are."""
+        """The geometric mean of every size's bounds, above 1 where possible."""
         return self.whole({n: max(min(2, b), round(math.sqrt(a * b))) for n, (a, b) in self.ends.items()})
 
     def raised(self, sizes: Sizes) -> dict[str, int]:
-        """Return sizes none of which is 1 where another is meant: axes of one element vanish."""
+        """Return the sizes with each 1 raised to 2 where possible, because axes of one element vanish."""
         return self.whole({n: max(sizes[n], min(2, high)) for n, (_, high) in self.ends.items()})
 
     def compared(self, places: tuple[int, ...] = _PLACES) -> list[dict[str, int]]:
-        """Return sizes that kernels are made for and compared at: over the box, and of several sizes alike.
-
-        ``places``: how many of one size, of two, and of each of more.
-        """
+        """Return sample sizes to compare kernels at: a grid, and sizes that grow together."""
+        # ``places``: samples for one size, per size of two, and per size of more.
         each = places[min(len(self.ends), len(places)) - 1]
         axes = [dict.fromkeys(int(x) for x in np.geomspace(*e, each).round()) for e in self.ends.values()]
         found = [dict(zip(self.ends, c, strict=True)) for c in itertools.product(*axes)]
-        if len(self.ends) > 1:  # axes that grow together, as those of an image mostly do
+        if len(self.ends) > 1:  # sizes that grow together, as those of an image usually do
             steps = np.linspace(0.0, 1.0, _ALIKE) ** _CLOSER
             between = [[int(x) for x in (a * (b / a) ** steps).round()] for a, b in self.ends.values()]
             found += [p for c in zip(*between, strict=True) if (p := dict(zip(self.ends, c, strict=True))) not in found]
         return [self.whole(p) for p in found]
 
     def points(self, seed: int, low: Sizes | None = None, high: Sizes | None = None) -> Iterator[dict[str, int]]:
-        """Yield sizes of the box at random, small ones as often as large ones, none below 2 where others are."""
+        """Yield random sizes, log-uniform, none below 2 unless the box ends there."""
         draw = random.Random(seed)
         ends = {
             n: (max(2, a, (low or {}).get(n, a)), max(2, min(b, (high or {}).get(n, b))))

@@ -1,4 +1,4 @@
-"""From a range of extents to few kernels: priced everywhere, built once, timed at some extents."""
+"""Compiles a range of extents to few kernels: prices them everywhere, builds once, times at some extents."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from roller.backends.devices import DeviceHandle
 
 _LOG = logging.getLogger("roller")
-#: Kernels at most; those built to choose among, and that cover all extents beside the first ones; patience (s) with a
-#: busy machine at each extent they are timed at.
+#: Maximum kernels; kernels built to choose from; kernels that cover all but the first extents; patience (s) with a
+#: busy machine at each timed extent.
 MOST, _BUILT, _COVER, _PATIENCE_S = 8, 14, 3, 0.5
-#: Extents from the least on that all are priced: nothing is interpolated where the count of tiles changes often.
+#: Number of first extents that are all priced, because the count of tiles changes often there.
 _PRICED = 48
-#: Seconds that a kernel is timed for at an extent.
+#: Seconds to time a kernel at one extent.
 _BUDGET_S = 0.02
-#: Kernels are timed where they are expected to take at most this over the fastest: those timed at extents down to a
-#: fraction of it, and others.
+#: Maximum expected ratios to the fastest at which kernels are timed: for those timed at an extent of at least this
+#: fraction, and for others.
 _BESIDE, _NEAR_KNOWN, _NEAR = 3, 1.15, 1.35
-#: Extents at which kernels are compared to choose among them.
+#: Number of extents at which kernels are compared.
 _WEIGHED = 64
 
 
@@ -59,16 +59,11 @@ def compile_varying(
     expr: TensorExpr, spec: DeviceSpec, shapes: Mapping[str, Any], options: ConstructOptions, seed: int, how: Selection,
     here: bool, beside: Mapping[str, bool], handle: DeviceHandle | None = None,
 ) -> VaryingKernel | SymbolicRange:  # fmt: skip
-    """Compile an expression for all extents of some of its axes, on this machine's processor or a GPU.
-
-    One axis along the first dimension takes kernels whose code has its extent as a variable, where the templates that
-    can have one suit it (:mod:`roller.compiler.dynamic.families`); all else takes code of some sizes that is
-    generalised (:mod:`roller.compiler.dynamic.symbolic_operator`).
-    """
+    """Compile an expression for all extents of some axes, on this machine's CPU or a GPU."""
     _check_device(spec, here, handle)
     nothing_beside({**beside, "refine_s": bool(how.refine_s)})
     constants = tuple(options.constants_of(expr))
-    if spec.traits.blocks:  # predictions choose: no device is touched
+    if spec.traits.blocks:  # chosen by prediction, without a device
         compiled: SymbolicRange = spec.traits.module_for("compiler.dynamic").compile_range(
             extents_of(expr, shapes, constants), compiled_spec(expr, spec), options, here
         )
@@ -76,6 +71,8 @@ def compile_varying(
     timed = not how.deterministic
     need_compiler("compiling for this processor")
     spec, options = target_units(spec, options), replace(options, units=None)
+    # One axis along the first dimension can have kernels whose code takes its extent as a variable (families); all else
+    # takes code of some sizes that is generalised (symbolic_operator).
     varies = open_range(expr, shapes, constants)
     if varies is not None and families_suit(varies, spec, options):
         found, best = families(varies, spec, options)
@@ -85,7 +82,6 @@ def compile_varying(
 
 
 def _check_device(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> None:
-    """Refuse devices that ranges are not for."""
     if not here and not spec.traits.blocks:
         raise RollerError(
             f"shapes: expected this machine's processor (device='cpu') or a GPU, got {spec.name}. "
@@ -101,7 +97,7 @@ def _compiled(
     varies: Range, found: Sequence[Family], best: Mapping[int, float], spec: DeviceSpec, options: ConstructOptions,
     seed: int, timed: bool,
 ) -> VaryingKernel:  # fmt: skip
-    """Build kernels of families, run them at some extents, and keep few of those that are right."""
+    """Build kernels of families, run them at some extents, and keep a few correct ones."""
     extents = sorted(best)
     costs = price_table(found, extents, spec)
     least = np.minimum(costs.min(axis=0), [best[x] for x in extents])
@@ -133,7 +129,6 @@ def _compiled(
 def _chosen(
     varies: Range, right: Mapping[int, Variant], times: _Times, reasons: Sequence[str]
 ) -> tuple[list[int], np.ndarray]:
-    """Return the kernels to keep, and for every extent from the least on the position of its kernel among them."""
     every = np.arange(varies.low, varies.high + 1)
     whole = np.stack([_everywhere(n, v.family.rows, times, every) for n, v in right.items()])
     weighed = np.unique(np.geomspace(varies.low, varies.high, _WEIGHED).round().astype(int)) - varies.low
@@ -149,7 +144,6 @@ def _chosen(
 
 
 def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[list[Variant], list[str]]:
-    """Return the kernels of families, built in parallel, and why others could not be built."""
     from roller.runtime.build_pool import build_all
     from roller.templates.cpu.emit.llvm import lower_for
 
@@ -168,49 +162,37 @@ def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[li
 
 @dataclass
 class _Times:
-    """What the kernels of a range took at some extents, and what they take at others.
-
-    Parameters
-    ----------
-    families, spec
-        The kernels' programs, and the device.
-    predicted
-        Seconds of every kernel at an extent, ``(kernels,)``, as far as they were asked for.
-    measured
-        Seconds by kernel and extent.
-    """
+    """Measured and predicted times of a range's kernels."""
 
     families: Sequence[Family]
     spec: DeviceSpec
-    predicted: dict[int, np.ndarray] = field(default_factory=dict)
-    measured: dict[int, dict[int, float]] = field(default_factory=dict)
+    predicted: dict[int, np.ndarray] = field(default_factory=dict)  #: Predicted seconds by extent, shape ``(kernels,)``
+    measured: dict[int, dict[int, float]] = field(default_factory=dict)  #: Measured seconds by kernel and extent
 
     def price(self, extents: Iterable[int]) -> None:
-        """Predict all kernels at some extents."""
+        """Predict all kernels at the given extents."""
         new = [x for x in sorted(set(extents)) if x not in self.predicted]
         self.predicted |= zip(new, price_table(self.families, new, self.spec).T, strict=True)
 
     def at(self, n: int, extent: int) -> float:
-        """Return the seconds of a kernel at an extent that is priced: measured, or predicted and off as near ones are.
-
-        Those that were never measured are off as all others together, and then some: they were not near the best.
-        """
+        """Return a kernel's seconds at a priced extent: measured, or predicted and corrected by nearby measurements."""
         mine = self.measured.get(n)
         if mine is not None and extent in mine:
             return mine[extent]
+        # An unmeasured kernel takes the mean correction of the others and a surcharge: it was not near the best.
         several = [self._off(m, extent) for m in ([n] if mine else self.measured)]
         off = sum(several) / len(several) if several else 0.0
         return float(self.predicted[extent][n]) * math.exp(off) * (1.0 if mine or not several else UNMEASURED)
 
     def near(self, usable: Sequence[int], extent: int) -> list[int]:
-        """Return the kernels worth timing at an extent that is priced: fewer where near extents compared them."""
+        """Return the kernels worth timing at a priced extent: fewer where nearby extents compared them."""
         seconds = {n: self.at(n, extent) for n in usable}
         soonest = min(seconds.values())
         known = {n for n in usable if any(extent <= _BESIDE * x for x in self.measured.get(n, ()))}
         return [n for n, s in seconds.items() if s <= soonest * (_NEAR_KNOWN if n in known else _NEAR)]
 
     def _off(self, n: int, extent: int) -> float:
-        """Return the logarithm of a kernel's time over its prediction: what it was elsewhere, near extents more."""
+        """Return the logarithm of measured over predicted time, weighted towards nearby extents."""
         mine = self.measured[n]
         distances = [abs(math.log(x / extent)) for x in mine]
         return near_most(distances, [math.log(t / self.predicted[x][n]) for x, t in mine.items()])
@@ -219,14 +201,12 @@ class _Times:
 def _judged(
     variants: Sequence[Variant], varies: Range, places: Sequence[int], times: _Times, seed: int, timed: bool
 ) -> tuple[str, dict[int, str]]:
-    """Run kernels, and time them where they may be the fastest; return what disturbed that, and why some are wrong.
-
-    All run at the least extents they take; a time that others disturbed counts as none.
-    """
+    """Check kernels, time the competitive ones, and return the disturbance and the reasons of wrong kernels."""
     from roller.runtime.cpu_profile import Bench
 
     wrong: dict[int, str] = {}
     doubt = ""
+    # All kernels run at their least extents, the most critical ones; a disturbed time is discarded.
     least = {n: {max(v.family.rows, varies.low), v.family.rows + 1} for n, v in enumerate(variants)}
     for extent in sorted({*places, *(x for some in least.values() for x in some if x <= varies.high)}):
         usable = [n for n, v in enumerate(variants) if v.family.rows <= extent and n not in wrong]
@@ -250,10 +230,8 @@ def _judged(
 
 
 def _everywhere(n: int, rows: int, times: _Times, every: np.ndarray) -> np.ndarray:
-    """Return the seconds of a kernel at every extent: between known ones the time of a register tile is interpolated.
-
-    Infinite below the rows of a tile, and from where the device's capacities are exceeded on.
-    """
+    """Return a kernel's seconds at every extent, interpolating the time per register tile."""
+    # Infinite below the rows of a tile, and beyond the extents that fit the device's capacities.
     known = [x for x in sorted(times.predicted) if x >= rows]
     fitting = list(itertools.takewhile(math.isfinite, (times.at(n, x) for x in known)))
     if not fitting:

@@ -1,4 +1,4 @@
-"""Processors, for :mod:`roller.compiler.dynamic`: times of kernels at some sizes, and whether they are right there."""
+"""Predictions and checks of dynamic kernels on CPUs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,20 @@ from roller.tile import RProgram
 
 __all__ = ["UNUSED", "fault", "predicted"]
 
-#: How loud it is said that a kernel is not used at some sizes: its code is for others, and the next best is asked.
+#: Log level for a kernel that is not used at some sizes; the next best is tried.
 UNUSED = logging.INFO
-#: Divisions of an index by a size, its quotient and its rest: no compiler makes products of them, as it does where it
-#: knows the number, nor vectors. Each is priced as the instruction class of divisions with all other lanes idle.
+#: Divisions per index (quotient and remainder) by a dynamic size, which compilers cannot turn into multiplications
+#: or vectorise. Each is priced as a division with all other lanes idle.
 _DIVISIONS = 2
 
 
 def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:
-    """Return why a kernel cannot be used at some sizes; as :func:`roller.compiler.dynamic.symbolic_proof.fault`."""
+    """Return why a kernel cannot be used at these sizes; see :func:`roller.compiler.dynamic.symbolic_proof.fault`."""
     return symbolic_proof.fault(kernel, expression, sizes, spec.units)
 
 
 def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
-    """Return the predicted seconds of programs at some sizes; infinite where one does not take them.
-
-    To what the model says comes what only code for all sizes has: elements that are found by dividing by a size.
-    """
+    """Return predicted seconds at the given sizes, with the divisions of dynamic code; infinite if unsupported."""
     out = prices.predicted(programs, sizes, spec)
     per_s = spec.compute.ops_per_cycle_per_unit["special"] / spec.teu.lanes * spec.clock_hz * spec.units
     for n in np.flatnonzero(np.isfinite(out)).tolist():
@@ -45,7 +42,7 @@ def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpe
 
 
 def _found_by_division(program: RProgram, names: frozenset[str], spec: DeviceSpec) -> float:
-    """Return the elements a call gathers into panels one by one, each through an index that is divided by a size."""
+    """Return the elements per call that are gathered into panels through an index divided by a size."""
     batch = perf.batch_of([program])
     if not batch.traits.reuses:
         return 0.0
@@ -56,6 +53,6 @@ def _found_by_division(program: RProgram, names: frozenset[str], spec: DeviceSpe
         v = batch.vector_axis
         along = () if v is None else (a.index, a.tensor.shape, a.axis_names[v], int(a.axis_extents[v]))
         if along and not a.bounds and run_of_lanes(*along, int(d.lanes.max())) is not None:
-            continue  # whole runs are copied: one division each
+            continue  # whole runs are copied with one division each
         total += float((d.panel_bytes(a) * d.packings(a))[0]) / d.held_itemsize_bytes(a)
     return total

@@ -1,4 +1,4 @@
-"""Several axes of an operator whose extents calls choose: what they are, and what the arrays of a call say of them."""
+"""Dynamic axes of an operator, and the sizes that the arrays of a call give."""
 
 from __future__ import annotations
 
@@ -13,42 +13,32 @@ from roller.errors import ExprError, LaunchError, RollerError, did_you_mean, sho
 from roller.expr import TensorExpr
 from roller.expr.stretching import Stretch, at_extents, stretch_of
 
-#: Sizes at which an expression is looked at to find that of all: coprime, so that no two products are equal by chance.
+#: Sample extents for generalising an expression: coprime, so that no two products coincide.
 _LOOKED_AT = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)
 
 
 @dataclass(frozen=True)
 class Extents:
-    """Axes of an expression that calls choose.
+    """Dynamic axes of an expression."""
 
-    Parameters
-    ----------
-    expr
-        The expression; the extents it has there are of no meaning.
-    moves
-        What moves with each axis.
-    box
-        Least and largest extent by axis.
-    """
-
-    expr: TensorExpr
-    moves: tuple[Stretch, ...]
-    box: Box
+    expr: TensorExpr  #: The expression at arbitrary extents
+    moves: tuple[Stretch, ...]  #: Tensor dimensions that follow each axis
+    box: Box  #: Bounds by axis
 
     def at(self, sizes: Sizes) -> TensorExpr:
-        """Return the expression of a call."""
+        """Return the expression at the given sizes."""
         return at_extents(self.expr, self.moves, sizes)
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """By axis the input, and the dimension of it, that says its extent: of the fewest inputs."""
+        """Input and dimension that determine each axis, over as few inputs as possible."""
         held = {m.axis: [p for p in m.inputs if not any(p in o.inputs for o in self.moves if o is not m)]
                 for m in self.moves}  # fmt: skip
         count = [sum(any(p[0] == n for p in found) for found in held.values()) for n in range(len(self.expr.inputs))]
         return {axis: min(found, key=lambda p: (-count[p[0]], p)) for axis, found in held.items() if found}
 
     def said(self, shapes: Mapping[int, Sequence[int]]) -> dict[str, int]:
-        """Return the sizes that shapes of inputs say, by their positions."""
+        """Return the sizes given by the shapes of inputs, which are keyed by position."""
         found = {}
         for move in self.moves:
             position, dim = self.places[move.axis]
@@ -69,10 +59,8 @@ class Extents:
 
     @property
     def looked_at(self) -> list[dict[str, int]]:
-        """Sizes at which the expression is generalised; some may be outside the box.
-
-        Strides through the list and what is added keep axes from growing alike, which would hide whose number is whose.
-        """
+        """Sizes at which the expression is generalised; some may lie outside the box."""
+        # Strides through the list, and the sum, keep axes from growing alike, which would hide the axis of a number.
         count = len(_LOOKED_AT)
         return [
             {m.axis: _LOOKED_AT[(3 * n + 4 * k) % count] + 2 * n for k, m in enumerate(self.moves)}
@@ -81,7 +69,7 @@ class Extents:
 
 
 def extents_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Extents:
-    """Return what ``shapes`` says varies."""
+    """Return the dynamic axes that ``shapes`` specifies."""
     if not isinstance(shapes, Mapping) or not shapes:
         raise RollerError(
             f"shapes: expected axes and the ranges of their extents, got {shown(shapes)}. "
@@ -118,7 +106,7 @@ def extents_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int
 
 
 def _check(expr: TensorExpr, moves: Mapping[str, Stretch], constants: tuple[int, ...]) -> None:
-    """Refuse what cannot vary together, or would change a constant."""
+    """Refuse axes that move a constant, or the same dimension as another axis."""
     for name, move in moves.items():
         held = [expr.inputs[p].name for p, _ in move.inputs if p in constants]
         if held:

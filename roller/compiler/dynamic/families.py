@@ -1,8 +1,7 @@
-"""Programs that take any extent of a size: the tiles stay, their number follows.
+"""Program families for any extent of a size: the tiles stay, their number follows.
 
-A family is a program with its extent left open. Its kernel needs at least one register tile of rows; the last tile of
-a call is shifted back to end with the axis, so that no row is out of bounds. What a family costs at an extent is what
-the model says of its program there.
+A family's kernel needs at least one register tile of rows; the last tile of a call is shifted back to end with the
+axis, so that no row is out of bounds.
 """
 
 from __future__ import annotations
@@ -24,48 +23,40 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.registry import programs_of, writer_of
 from roller.tile import RProgram
 
-#: Extents that programs are constructed and priced for: all of the first, where one row more is a large part of the
-#: work, then some in equal ratios.
+#: Extents for construction: all of the first ones, where one more row is a large part of the
+#: work, then a geometric series.
 _FIRST, _FURTHER = 8, 8
-#: What the program of a first extent may be predicted to take over the best one: a margin that was chosen, for prices
-#: count no reads of what a register tile with more rows reads once.
+#: Maximum predicted ratio to the best for a program with all rows in one register tile; prices
+#: ignore the reads that such a tile saves.
 _NEAR_OWN = 1.1
-#: Programs of each: enough that those of every micro-kernel with its loops in either order are among them
-#: (:func:`~roller.construction.ranking.best_programs` spreads from ten on).
+#: Programs per extent: enough for every micro-kernel with both loop orders
+#: (:func:`~roller.construction.ranking.best_programs` spreads ten or more).
 _EACH = 10
-#: Extents at which it is asked whether there are such programs.
+#: Number of extents at which templates are tested.
 _ASKED = 3
-#: What one more kernel must gain of the root of the mean square of the logarithms of times over the best ones.
+#: Minimum gain of one more kernel in the root mean square of the logarithms of times over the best ones.
 _WORTH = 0.0005
 
 
 @dataclass(frozen=True)
 class Family:
-    """A program whose extent along one size is open.
+    """A program whose extent along one size is open."""
 
-    Parameters
-    ----------
-    program
-        For one extent.
-    size
-        Of the program's expression.
-    """
-
-    program: RProgram
-    size: Size
+    program: RProgram  #: The program for one extent
+    size: Size  #: The open size in the program's expression
 
     @property
     def axis(self) -> int:
-        """Position of the size's axis among those of the program."""
+        """Position of the open axis in the program."""
         return self.program.axis_names.index(self.size.name)
 
     @property
     def rows(self) -> int:
-        """Elements of a register tile along it: the least extent it takes."""
+        """Elements of a register tile along the open axis: the least supported extent."""
         return self.program.tiles[0][1][self.axis]
 
     def at(self, extent: int) -> RProgram:
-        """Return the program of an extent, not below :attr:`rows`: its tiles are not evened out, as code has one."""
+        """Return the program for an extent of at least :attr:`rows`, with unchanged register tiles."""
         n, rows = self.axis, self.rows
         tiles = -(-extent // rows)
 
@@ -77,7 +68,7 @@ class Family:
         return replace(self.program, expr=expr, tiles=layers, open_axes=(self.size.name,))
 
     def narrowed(self, rows: int) -> Family:
-        """Return the family with fewer rows in a register tile, so that it takes as small an extent."""
+        """Return the family with fewer rows per register tile, which supports smaller extents."""
         n, was = self.axis, self.rows
         layers = tuple(
             (name, (*tile[:n], rows * (tile[n] // was), *tile[n + 1 :])) for name, tile in self.program.tiles
@@ -86,23 +77,19 @@ class Family:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What kernels that are predicted alike may differ in: register tile, panels, which loop is outer.
-
-        Tasks of one tile of rows read the rows once and all columns for each; tasks of many rows do the contrary.
-        """
+        """Properties in which equally priced kernels differ: register tile, panels, outer loop."""
+        # Tasks of one tile of rows read all columns for each tile; tasks of many rows read all rows for each column.
         n, layers = self.axis, [tile for _, tile in self.program.tiles]
         return layers[0], self.program.vector_axis, self.program.staged, layers[-1][n] > 2 * self.rows
 
     def name(self) -> str:
-        """Return the program's text without its extent: equal for programs that differ in nothing else."""
+        """Return the program's text without relaxed rules: the family's identity."""
         return str(replace(self.program, relaxed=()))
 
 
 def samples(low: int, high: int, first: int = _FIRST, further: int = _FURTHER) -> tuple[int, ...]:
-    """Return extents from the least to the largest: the first one by one, then some in equal ratios.
+    """Return extents from least to largest: the first ones singly, then a geometric series.
 
-    Examples
-    --------
     >>> samples(1, 4096, 4, 5)
     (1, 2, 3, 4, 16, 64, 256, 1024, 4096)
     """
@@ -112,7 +99,7 @@ def samples(low: int, high: int, first: int = _FIRST, further: int = _FURTHER) -
 
 
 def families_suit(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> bool:
-    """Whether most of a few extents have a best program of a template that can leave an extent open."""
+    """Whether the best program at most of a few extents comes from a template with open extents."""
     programs = [
         construct_candidates(varies.at(x), spec, replace(options, top_k=1))[0].program
         for x in samples(varies.low, varies.high, 1, _ASKED - 1)
@@ -121,10 +108,7 @@ def families_suit(varies: Range, spec: DeviceSpec, options: ConstructOptions) ->
 
 
 def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tuple[list[Family], dict[int, float]]:
-    """Return families constructed for extents of the whole range, each once, and the best predicted seconds of each.
-
-    There are none where what may leave the extent open is never among the best, as for batches of pooling.
-    """
+    """Return the families constructed over the range, and the best predicted seconds per extent."""
     found: dict[str, Family] = {}
     best: dict[int, float] = {}
     lone: Sequence[RProgram] = ()
@@ -144,14 +128,13 @@ def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tupl
             found.setdefault(family.name(), family)
     lowest = [f.narrowed(varies.low) for f in found.values() if f.rows == min(f.rows for f in found.values())]
     for family in lowest if all(f.rows > varies.low for f in found.values()) else ():
-        found.setdefault(family.name(), family)  # canonical forms may have no such axis where its extent is 1
+        found.setdefault(family.name(), family)  # canonical forms drop axes of extent 1
     return list(found.values()), best
 
 
 def _programs(
     expr: TensorExpr, varies: Range, extent: int, spec: DeviceSpec, options: ConstructOptions
 ) -> Sequence[RProgram]:
-    """Return the best programs of an extent whose templates can leave it open."""
     constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
     names = {a for _, a in varies.size.axes}
     batches = [
@@ -165,7 +148,7 @@ def _programs(
 
 
 def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
-    """Return a program as a family; ``None`` where its template, or its form of the expression, needs the extent."""
+    """Return a program as a family, or ``None`` where its template or form needs the extent."""
     if not writer_of(program.kind, program).extents_of_calls or program.split_k > 1:
         return None
     named = {a for _, a in varies.size.axes}
@@ -186,7 +169,7 @@ def fewest(
     now, reached = np.full(costs.shape[1], np.inf), (costs.shape[1] + 1, 0.0)
     for _ in range(most):
         seconds = np.minimum(now, costs)
-        open_yet = np.isinf(seconds)  # extents that nothing takes yet come first; then the worst of them count most
+        open_yet = np.isinf(seconds)  # uncovered extents come first, then large ratios count most
         ratios = np.divide(seconds, best, out=np.ones_like(costs), where=~open_yet)
         regret = np.sqrt((np.log(ratios) ** 2).mean(axis=1))
         if wanted:
@@ -206,7 +189,7 @@ def shortlist(
     costs: np.ndarray, least: np.ndarray, most: int, built: int, kinds: Sequence[object] | None = None,
     given: Sequence[int] = (),
 ) -> list[int]:  # fmt: skip
-    """Return the rows worth building: those that cover all extents best, ``most`` of them, then the best of others."""
+    """Return the rows worth building: ``most`` that cover all extents best, then the best others."""
     first = fewest(costs, least, most, given=given)
     kinds = kinds or [None] * len(costs)
     known = {kinds[n] for n in first}
@@ -218,11 +201,8 @@ def shortlist(
 
 
 def _of_one_row(program: RProgram, like: Family) -> Family | None:
-    """Return a program of the extent 1 as a family: its canonical form has no such axis, that of another family has.
-
-    ``None`` where the forms differ in more.
-    """
-    if program.split_k > 1:  # as of every family
+    """Return a program for extent 1 as a family, or ``None``; its canonical form lacks the open axis."""
+    if program.split_k > 1:  # as for every family
         return None
     whole = like.program
     extents = {a.name: a.extent for a in whole.axes if a.name != like.size.name}
@@ -238,11 +218,8 @@ def _of_one_row(program: RProgram, like: Family) -> Family | None:
 
 
 def own_of_first(found: Sequence[Family], extents: Sequence[int], costs: np.ndarray) -> list[int]:
-    """Return a family for each of the first extents, some for several.
-
-    Of those that are predicted near the best it is one whose register tile holds all rows: what does not move with them
-    is read once, however good the caches are.
-    """
+    """Return a near-best family for each of the first extents, if possible with all rows in one register tile."""
+    # With all rows in one register tile, the other operand is read once, whatever the caches do.
     rows = np.array([f.rows for f in found])
     own = dict[int, None]()
     for column, extent in enumerate(extents):
@@ -255,7 +232,7 @@ def own_of_first(found: Sequence[Family], extents: Sequence[int], costs: np.ndar
 
 
 def price_table(found: Sequence[Family], extents: Sequence[int], spec: DeviceSpec) -> np.ndarray:
-    """Return predicted seconds ``(families, extents)``; infinite where one cannot take an extent."""
+    """Return predicted seconds ``(families, extents)``; infinite for unsupported extents."""
     out = np.full((len(found), len(extents)), np.inf)
     for column, extent in enumerate(extents):
         rows = [n for n, f in enumerate(found) if f.rows <= extent]

@@ -1,4 +1,4 @@
-"""What a varying size is compiled to: few kernels, and a table that says which one takes an extent."""
+"""VaryingKernel: a few kernels for one dynamic size, and a table from extent to kernel."""
 
 from __future__ import annotations
 
@@ -24,27 +24,19 @@ from roller.hardware import DeviceSpec
 from roller.templates import pricing
 from roller.tile import RProgram
 
-#: Extents whose shapes are kept ready; the first of them makes room for another.
+#: Maximum number of extents with cached launchers; the oldest is evicted.
 _MOST_READY = 1024
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A built kernel that takes any extent from :attr:`Family.rows` on.
-
-    Parameters
-    ----------
-    family
-        Its program, the extent open.
-    artifact
-        Built, for the largest extent.
-    """
+    """A kernel, built for the largest extent, for all extents from :attr:`Family.rows` on."""
 
     family: Family
     artifact: KernelArtifact
 
     def at(self, varies: Range, extent: int) -> KernelArtifact:
-        """Return the artifact with the shapes of an extent: the same library."""
+        """Return the artifact with the shapes of an extent and the same library."""
         program = self.family.at(extent)
         shapes = {t.name: t.shape for t in program.expr.tensors.values()}
 
@@ -57,17 +49,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of extents that one kernel takes.
+    """A run of extents with the same kernel.
 
     Parameters
     ----------
     low, high
-        Its extents (elements).
+        First and last extent (elements).
     program
-        Of the kernel, at ``high``.
+        The kernel's program at ``high``.
     regret
-        Predicted time over that of the best program of an extent, less one: the largest of the extents it was priced
-        for; 0 where the run has none of them.
+        Largest predicted time over that of the best program, minus one, over the priced extents of the run; 0 if it has
+        none.
     """
 
     low: int
@@ -77,7 +69,7 @@ class Piece:
 
 
 class VaryingKernel(CompiledKernel):
-    """Kernels of one expression for all extents of one of its sizes; what it says of itself is of the largest.
+    """Kernels of one expression for all extents of one size; its properties are those at the largest extent.
 
     Parameters
     ----------
@@ -86,13 +78,13 @@ class VaryingKernel(CompiledKernel):
     variants
         The kernels.
     table
-        For every extent from the least on the position of its kernel.
+        Position of the kernel for every extent from the least on.
     regrets
-        Predicted time over that of the best program, less one, of the extents that were priced.
+        Predicted time over that of the best program, minus one, by priced extent.
     spec
         The device.
     doubt
-        Why the choice may be wrong, where other programs disturbed the timing; empty where nothing did.
+        Reason why the choice may be wrong, if the timing was disturbed; else empty.
     """
 
     def __init__(
@@ -111,7 +103,7 @@ class VaryingKernel(CompiledKernel):
 
     @property
     def doubt(self) -> str:
-        """Why the choice may be wrong: what disturbed the timing; there, predictions chose."""
+        """Reason why the choice may be wrong: the disturbance of the timing, where predictions decided."""
         return self._doubt
 
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
@@ -122,7 +114,7 @@ class VaryingKernel(CompiledKernel):
         return VaryingKernel(self.varies, variants, self._table, self._regrets, self.spec, self._doubt)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Refuse: only the kernel of one extent can be saved, ``at(i=7).save(path)``.
+        """Refuse; save the kernel of one extent with ``at(i=7).save(path)``.
 
         Raises
         ------
@@ -135,31 +127,31 @@ class VaryingKernel(CompiledKernel):
         )
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
-        """Run the kernel of the arrays' extent.
+        """Run the kernel for the arrays' extent.
 
         Parameters
         ----------
         *arrays
-            One array per input that is not constant, in call order; all with one extent of the size that varies.
+            One array per non-constant input, in call order, all with the same extent of the dynamic size.
         out, **options
             As for :class:`~roller.compiler.compiled_kernel.CompiledKernel`.
 
         Raises
         ------
         LaunchError
-            The extent is outside the range, or an array does not fit the others.
+            If the extent is outside the range, or an array does not fit the others.
         """
         try:
             kernel = self._ready[arrays[self._input].shape[self._dim]]
         except (KeyError, IndexError, AttributeError):
             kernel = self._prepared(self._extent(arrays))
-        if out is None and not options:  # the usual call: names of arguments take longer than finding the kernel
+        if out is None and not options:  # fast path: keyword arguments cost more than the lookup
             return kernel(*arrays)
         return kernel(*arrays, out=out, **options)
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Least and largest extent of the one axis that varies, by its name."""
+        """Least and largest extent of the dynamic axis, by name."""
         return {self.varies.size.name: (self.varies.low, self.varies.high)}
 
     @property
@@ -168,19 +160,19 @@ class VaryingKernel(CompiledKernel):
         return self.variants
 
     def at(self, *extents: int, **sizes: int) -> CompiledKernel:
-        """Return the kernel of one extent, alone or by the name of its axis; nothing is compiled.
+        """Return the kernel of one extent, given by position or by the name of its axis; nothing is compiled.
 
         Raises
         ------
         LaunchError
-            The extent is missing, said twice, has another name, is no whole number or outside the range.
+            If the extent is missing, repeated, misnamed, not an integer or outside the range.
         """
         (size,) = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes).values()
         return CompiledKernel(self._artifact(size), launcher=lambda _: self._prepared(size))
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Runs of extents and their kernels, with the regret that is predicted of each."""
+        """Runs of extents with their kernels and predicted regrets."""
         ends = [0, *(int(n) + 1 for n in np.flatnonzero(np.diff(self._table))), len(self._table)]
         found = []
         for first, end in itertools.pairwise(ends):
@@ -197,7 +189,7 @@ class VaryingKernel(CompiledKernel):
         return self._prepared(self.varies.high)
 
     def _extent(self, arrays: Sequence[Any]) -> int:
-        """Return the extent that the arrays of a call say; the least where they say none, for the kernel to refuse."""
+        """Return the extent of a call's arrays; the least if they are malformed, so that the kernel refuses them."""
         if len(arrays) <= self._input:
             return self.varies.low
         array = arrays[self._input]
@@ -215,7 +207,6 @@ class VaryingKernel(CompiledKernel):
         return self.variants[int(self._table[extent - self.varies.low])]
 
     def _prepared(self, extent: int) -> CpuKernel:
-        """Return what runs an extent, made when it is first met."""
         variant = self._variant(extent)
         with self._loading:
             found = self._ready.get(extent)
@@ -229,7 +220,6 @@ class VaryingKernel(CompiledKernel):
         return found
 
     def __repr__(self) -> str:
-        """Operator, range and kernels on one line."""
         v = self.varies
         what = f"{v.expr.name} with {v.size.name} from {v.low} to {v.high} on {self.spec.name}"
         return one_line("VaryingKernel", f"{what}: {counted(len(self.variants), 'kernel')}")

@@ -1,4 +1,4 @@
-"""What is known of the times of kernels of a range, and which of them takes a call: the first that is proven right."""
+"""Times of a range's kernels, and the choice of the first proven kernel for a call."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 
 _LOG = logging.getLogger("roller")
-#: What a time that was not measured is taken for, over its prediction and what predictions are off by: such kernels
+#: Surcharge on the corrected prediction of an unmeasured kernel: such kernels
 #: were not near the best.
 UNMEASURED = 1.1
-#: Distance of logarithms of sizes at which a measurement counts a quarter as much as at none.
+#: Distance of logarithms of sizes at which a measurement's weight is a quarter.
 _APART = 0.05
 
 
 class RangeKernel(Protocol):
-    """A kernel of all sizes from some on, as every kind of device has them."""
+    """Protocol of a kernel for a range of sizes, for every kind of device."""
 
     @property
     def program(self) -> SymbolicProgram: ...  # noqa: D102
@@ -41,38 +41,25 @@ class RangeKernel(Protocol):
 
 @dataclass(frozen=True)
 class PricedKernel:
-    """A built kernel, and what is known of its times.
-
-    Parameters
-    ----------
-    kernel
-        Built and checked.
-    places
-        Sizes it was compared at.
-    predicted
-        Seconds ``(places,)``; infinite where it does not take them.
-    measured
-        Seconds by the position of a place.
-    usual
-        Measured over predicted seconds of all kernels of the range: what one that was never measured is off by.
-    """
+    """A checked kernel with its times."""
 
     kernel: RangeKernel
-    places: tuple[Sizes, ...]
-    predicted: np.ndarray
-    measured: Mapping[int, float]
+    places: tuple[Sizes, ...]  #: Sample sizes
+    predicted: np.ndarray  #: Seconds, shape ``(places,)``; infinite where unsupported
+    measured: Mapping[int, float]  #: Seconds by position in ``places``
+    #: Measured over predicted seconds over all kernels of the range, for kernels without measurements.
     usual: float = 1.0
 
     @property
     def everywhere(self) -> np.ndarray:
-        """Seconds ``(places,)``: measured, or predicted as far off as where it was measured."""
+        """Seconds, shape ``(places,)``: measured, or predicted and corrected by measurements."""
         scale = [self.off(p) for p in self.places]
         return np.array(
             [self.measured.get(n, s * f) for n, (s, f) in enumerate(zip(self.predicted, scale, strict=True))]
         )
 
     def off(self, sizes: Sizes) -> float:
-        """Return its time over the prediction at some sizes, as the nearest measurements say."""
+        """Return measured over predicted time at the given sizes, by the nearest measurements."""
         if not self.measured:
             return self.usual * UNMEASURED
         names = list(self.places[0])
@@ -82,18 +69,18 @@ class PricedKernel:
 
 
 def near_most(distances: Sequence[float] | np.ndarray, values: Sequence[float]) -> float:
-    """Return the mean of what was found at some distances (of logarithms of sizes), near ones counting most."""
+    """Return the mean of values weighted towards small distances (of logarithms of sizes)."""
     return float(np.average(values, weights=1.0 / (np.asarray(distances) + _APART) ** 2))
 
 
 def usual_of(predicted: Mapping[int, np.ndarray], measured: Mapping[int, Mapping[int, float]]) -> float:
-    """Return the geometric mean of measured over predicted seconds, by kernel and place; 1 where none was measured."""
+    """Return the geometric mean of measured over predicted seconds, by kernel and place; 1 without measurements."""
     logs = [math.log(t / predicted[n][place]) for n, times in measured.items() for place, t in times.items()]
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
 def fastest_first(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
-    """Return the positions of the kernels that take some sizes, the one that is likely fastest there first."""
+    """Return the positions of the kernels that support the sizes, the likely fastest first."""
     usable = [n for n, j in enumerate(judged) if j.kernel.takes(sizes)]
     programs = [judged[n].kernel.program for n in usable]
     found = zip(usable, spec.traits.module_for("compiler.dynamic").predicted(programs, sizes, spec), strict=True)
@@ -102,7 +89,7 @@ def fastest_first(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec
 
 
 def first_right(judged: Sequence[PricedKernel], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> int:
-    """Return the position of the kernel for some sizes: the first that is shown to be right there."""
+    """Return the position of the fastest kernel that is proven correct at the sizes."""
     reasons, room = [], spec.traits.module_for("compiler.dynamic")
     for row in fastest_first(judged, sizes, spec):
         why = room.fault(judged[row].kernel, expression, sizes, spec)

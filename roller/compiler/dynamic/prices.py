@@ -1,4 +1,4 @@
-"""What programs of all sizes are predicted to take at some of them."""
+"""Predicted times of symbolic programs at given sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.templates import pricing
 
 
 def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
-    """Return the predicted seconds of programs at some sizes; infinite where one does not take them."""
+    """Return the predicted seconds of programs at the given sizes; infinite if unsupported."""
     out = np.full(len(programs), np.inf)
     rows = [n for n, p in enumerate(programs) if p.takes(sizes)]
     shared: dict[TensorExpr, TensorExpr] = {}  # programs of one expression are priced together

@@ -1,4 +1,4 @@
-"""What varies: a size of an expression by the name of its axis, and the extents it takes."""
+"""A dynamic size of an expression, and its range of extents."""
 
 from __future__ import annotations
 
@@ -12,42 +12,33 @@ from roller.errors import RollerError, shown
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes, is_open, of_extent
 
-#: Extents of a range at most: a table has an entry for each.
+#: Maximum extents of a range: a table has an entry for each.
 MOST_EXTENTS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Range:
-    """A size of an expression that calls choose.
+    """A dynamic size of an expression."""
 
-    Parameters
-    ----------
-    expr
-        The expression; the extent it has there is of no meaning.
-    size
-        What varies.
-    low, high
-        Least and largest extent (elements).
-    """
-
-    expr: TensorExpr
+    expr: TensorExpr  #: The expression at an arbitrary extent
     size: Size
+    #: Least and largest extent (elements).
     low: int
     high: int
 
     def at(self, extent: int) -> TensorExpr:
-        """Return the expression of a call."""
+        """Return the expression at an extent."""
         return of_extent(self.expr, self.size, extent)
 
     @property
     def place(self) -> tuple[int, int]:
-        """Input, and the dimension of it, whose extent a call's arrays say."""
+        """Input and dimension that give the extent in a call."""
         names = [t.name for t in self.expr.inputs]
         return next((names.index(t), d) for t, d in self.size.dims if t in names)
 
 
 def open_range(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Range | None:
-    """Return what ``shapes`` says varies, where it is one size along the first dimension; ``None`` where it is not."""
+    """Return the range that ``shapes`` gives if it is one size along the first dimension, else ``None``."""
     if not isinstance(shapes, Mapping) or len(shapes) != 1:
         return None
     ((name, given),) = shapes.items()
@@ -65,7 +56,7 @@ def _at(size: Size, extent: int) -> Size:
 
 
 def nothing_beside(asked: Mapping[str, bool]) -> None:
-    """Refuse what ranges do not have."""
+    """Refuse options that ranges do not support."""
     given = [name for name, is_asked in asked.items() if is_asked]
     if given:
         raise RollerError(

@@ -1,8 +1,4 @@
-"""The sizes an expression depends on: fewer than those of its model, where only their product shows in it.
-
-Rows of a product in a transformer number ``batch * sequence``: its kernels vary in one size, not in two. They are
-found, compared and proven for that one, and every pair with the same product shares what was found.
-"""
+"""The sizes an expression depends on: fewer than the model's, where it contains only their product."""
 
 from __future__ import annotations
 
@@ -17,35 +13,22 @@ from roller.templates.common.options import ConstructOptions
 
 @dataclass(frozen=True)
 class RelevantSizes:
-    """An expression by the sizes that it depends on.
+    """An expression in terms of the sizes it depends on."""
 
-    Parameters
-    ----------
-    expression
-        By these sizes: the user's, or its first canonical form where products of the model's sizes show in it.
-    forms
-        Its canonical forms.
-    box
-        The sizes.
-    points
-        Those at which the model was read.
-    formulas
-        Every size of :attr:`box` that is not derived, by the sizes of the model.
-    """
-
+    #: The user's expression, or its first canonical form if it contains products of the model's sizes.
     expression: SymbolicExpr
-    forms: tuple[SymbolicExpr, ...]
-    box: Box
-    points: tuple[Sizes, ...]
-    formulas: Mapping[str, Formula]
+    forms: tuple[SymbolicExpr, ...]  #: The canonical forms
+    box: Box  #: Bounds of the sizes
+    points: tuple[Sizes, ...]  #: Sizes at which the model was read
+    formulas: Mapping[str, Formula]  #: Every underived size of :attr:`box` as a formula of the model's sizes
 
     def at(self, sizes: Sizes) -> dict[str, int]:
-        """Return the expression's sizes at those of the model."""
+        """Return the expression's sizes at the model's sizes."""
         return self.box.whole({n: f.at(sizes) for n, f in self.formulas.items()})
 
 
 def relevant_sizes(expr: SymbolicExpr, points: Sequence[Sizes], box: Box, options: ConstructOptions) -> RelevantSizes:
-    """Return an expression by the sizes that it depends on."""
+    """Return an expression in terms of the sizes it depends on."""
     forms = tuple(symbolic_forms(expr, points, options))
     used = {n for e in (expr, *forms) for f in e.general.formulas for n in f.sizes}
     products = [f.product for form in forms for f in form.general.formulas]
@@ -63,7 +46,6 @@ def relevant_sizes(expr: SymbolicExpr, points: Sequence[Sizes], box: Box, option
 def _grouped(
     forms: Sequence[SymbolicExpr], points: Sequence[Sizes], box: Box, groups: Sequence[tuple[str, ...]]
 ) -> RelevantSizes:
-    """Return an expression by products of sizes."""
     formulas: dict[str, Formula] = {}
     for g in groups:
         name = "_".join(g)
@@ -84,14 +66,14 @@ def _product(names: tuple[str, ...]) -> Formula:
 
 
 def _groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple[str, ...]]:
-    """Return the sizes that products have, those in one group that never stand without each other."""
+    """Return the sizes in products, grouped where they always occur together."""
     names = sorted({n for p in products for n in p})
     found: dict[tuple[int, ...], list[str]] = {}
     for name in names:
         found.setdefault(tuple(p.count(name) for p in products), []).append(name)
     groups = [tuple(g) for g in found.values()]
     roots = [{_chain(n, box)[0] for n in g} for g in groups]
-    for n, g in enumerate(groups):  # a size that another one follows from stands for itself
+    for n, g in enumerate(groups):  # a size that determines another one forms its own group
         others = set().union(*(r for m, r in enumerate(roots) if m != n))
         if len(g) > 1 and (roots[n] & others or len(roots[n]) < len(g)):
             return []
@@ -99,7 +81,7 @@ def _groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple[str, ..
 
 
 def _chain(name: str, box: Box) -> list[str]:
-    """Return the size a length follows from, what lies between, and the length."""
+    """Return the root size of a length, the lengths between, and the length."""
     chain = [name]
     while chain[0] in box.derived:
         (before,) = box.derived[chain[0]].sizes
@@ -108,10 +90,8 @@ def _chain(name: str, box: Box) -> list[str]:
 
 
 def _rooted(used: set[str], box: Box) -> tuple[dict[str, tuple[int, int]], dict[str, Formula]]:
-    """Return the sizes that an expression's lengths follow from, with their ends, and the lengths.
-
-    Where it has one length alone of those that follow from a size, that length is the size.
-    """
+    """Return the root sizes of an expression's lengths with their bounds, and the derived lengths."""
+    # A root with a single dependent length is replaced by that length.
     chains: dict[str, list[list[str]]] = {}
     for name in (*box.ends, *box.derived):
         if name in used:

@@ -1,4 +1,4 @@
-"""What is asked where extents of an operator vary, for processors and GPUs alike."""
+"""Builds the search request for a dynamic operator, for CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.templates.common.options import ConstructOptions
 
 
 def search_request(varies: Extents, options: ConstructOptions) -> SearchRequest:
-    """Return what is asked of the kernels of an expression: all extents of its axes."""
+    """Return the search request for an expression and all extents of its dynamic axes."""
     points = tuple(p for p in varies.looked_at if _exists(varies, p))
     expr = SymbolicExpr.of([varies.at(p) for p in points], points)
     forms = tuple(symbolic_forms(expr, points, options))

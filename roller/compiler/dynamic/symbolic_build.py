@@ -1,4 +1,4 @@
-"""The one kernel of a program for all sizes: its code written for some, generalised, held against more, compiled."""
+"""Builds the one kernel of a symbolic program: generates code at some sizes, generalises and compiles it."""
 
 from __future__ import annotations
 
@@ -19,33 +19,30 @@ from roller.errors import BuildError, RollerError
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 
-#: Sizes that code is written for before it is generalised: as many as this of one kind of code, tried at most.
+#: Number of codes of one kind to generate before generalising, and maximum sizes to try.
 _WRITTEN, _TRIED = 6, 40
-#: Sizes of one kind of code at least, and values of each size among them.
+#: Minimum number of codes of one kind, and of values of each size among them.
 _FEWEST, _VALUES = 5, 4
-#: Sizes at random among which those are that tell formulas apart, and how often one of them is added.
+#: Random sizes to distinguish rival formulas with, and rounds of adding one.
 _POOL, _ROUNDS = 60, 8
 
 
 def build(
     program: SymbolicProgram, expression: SymbolicExpr, box: Box, spec: DeviceSpec, asked: Sequence[Sizes] = ()
 ) -> SymbolicKernel:
-    """Write a program for several sizes, generalise the code, and compile it.
-
-    Whether the code is right at the sizes of a call is what their proof says; those of ``asked`` are proven here,
-    where the code says it without running.
-    """
+    """Generate code for several sizes, generalise and compile it, and prove it at the ``asked`` sizes."""
     most = _one_kind(program, box, spec)
     dividends = [e for e in program.extents if isinstance(e, Formula)]
     fitter = _told_apart(program, box, spec, most, dividends)
     artifact = _compiled(program, expression, spec, most, fitter)
-    formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
+    # No formula is missing here: generalising the code would have failed.
+    formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)
     kernel = SymbolicKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
     return replace(kernel, proven=proven(kernel, asked, spec.units))
 
 
 def _one_kind(program: SymbolicProgram, box: Box, spec: DeviceSpec) -> list[Any]:
-    """Return sizes of one kind of code, that of most sizes, each with its text and what it was written from."""
+    """Return sizes with the most frequent kind of code, each with its text and lowered module."""
     from roller.templates.cpu.emit.general import written
     from roller.templates.cpu.emit.llvm import lower_module
 
@@ -78,7 +75,6 @@ def _one_kind(program: SymbolicProgram, box: Box, spec: DeviceSpec) -> list[Any]
 def _compiled(
     program: SymbolicProgram, expression: SymbolicExpr, spec: DeviceSpec, group: Sequence[Any], fitter: Fitter
 ) -> KernelArtifact:
-    """Generalise the code of some sizes, and compile it."""
     from roller.templates.cpu.emit.general import generalised, same_pack, size_argument
     from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of
     from roller.templates.cpu.emit.nest import is_parallel
@@ -98,7 +94,7 @@ def _compiled(
         "mcpu": mcpu, "cores": spec.units, "vector_bytes": spec.teu.lanes * 4, "tasks": [],
         "parallel": is_parallel(module[ENTRY].body), "features": list(features_of(mcpu)),
     }  # fmt: skip
-    # The launchers check arrays before.
+    # Unchecked: the launchers check the arrays.
     binary = build_library(module, mcpu, spec.units, checked=False, propagate_nan=program.program.expr.propagate_nan)
     inputs = [a.name for a in arguments if a.role == "input"]
     constants = tuple(Constant(inputs.index(n)) for n in inputs if n in program.program.constants)
@@ -109,7 +105,7 @@ def _compiled(
 
 
 def _points(program: SymbolicProgram, box: Box) -> Iterator[Sizes]:
-    """Yield sizes to write the code for: those it was made for, then others near and far."""
+    """Yield sizes for code generation: the program's own, then others near and far."""
     found = 0
     seen = set()
     half = {n: max(2, program.sizes[n] // 2) for n in box.ends}
@@ -128,7 +124,7 @@ def _points(program: SymbolicProgram, box: Box) -> Iterator[Sizes]:
 def _told_apart(
     program: SymbolicProgram, box: Box, spec: DeviceSpec, group: list[Any], dividends: Sequence[Formula]
 ) -> Fitter:
-    """Write the code for more sizes until no two formulas are left that give its numbers; return what finds them."""
+    """Add code at further sizes until no rival formulas remain; return the fitter."""
     from roller.templates.cpu.emit.general import numbers_of, written
     from roller.templates.cpu.emit.llvm import lower_module
 
@@ -159,12 +155,11 @@ def _told_apart(
 
 
 def _least(group: Sequence[Any], box: Box) -> dict[str, int]:
-    """Return the least of every size that code was written for."""
     return {n: min(sizes[n] for sizes, *_ in group) for n in box.ends}
 
 
 def _spread(group: Sequence[Any], program: SymbolicProgram, box: Box) -> bool:
-    """Whether code was written for enough values of every size, of those that the program takes."""
+    """Whether code was generated for enough values of every size."""
     for n, (low, high) in box.ends.items():
         few = range(max(2, low), min(high, max(2, low) + 64) + 1)
         taken = sum(program.takes(box.whole({**box.high, n: x})) for x in few)
@@ -174,7 +169,6 @@ def _spread(group: Sequence[Any], program: SymbolicProgram, box: Box) -> bool:
 
 
 def _count(program: SymbolicProgram, box: Box) -> int:
-    """Return how many sizes a program takes, counted up to a few; none where an axis vanishes."""
     if math.prod(high - max(2, low) + 1 for low, high in box.ends.values()) > 4 * _FEWEST:
         return 4 * _FEWEST
     several = itertools.product(*(range(max(2, low), high + 1) for low, high in box.ends.values()))
@@ -186,7 +180,7 @@ def _panels(arguments: Sequence[Argument]) -> list[Argument]:
 
 
 def _divisors(program: RProgram) -> set[int]:
-    """Return what extents of a program may be divided by: tiles, what they hold of each other, lanes."""
+    """Return the possible divisors of a program's extents: tiles, their ratios, lanes."""
     tiles = [t for _, tile in program.tiles for t in tile]
     steps = [
         b // a

@@ -1,4 +1,4 @@
-"""What an operator with extents that calls choose is compiled to: few kernels, and which one takes a call."""
+"""SymbolicRange: a few kernels for dynamic extents, and the choice for each call."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from roller.hardware import DeviceSpec
 from roller.templates import pricing
 from roller.tile import RProgram
 
-#: Sizes that are kept ready; the first of them makes room for another.
+#: Maximum number of sizes with cached launchers; the oldest is evicted.
 _MOST_READY = 1024
 
 
 @dataclass(frozen=True)
 class SymbolicPiece:
-    """A kernel and the sizes it takes, of those that kernels were compared at.
+    """A kernel and the sample sizes it is chosen for.
 
     Parameters
     ----------
     sizes
         Extents by axis.
     program
-        Of the kernel, at the largest of them.
+        The kernel's program at the largest of them.
     regret
-        Predicted time over that of the best program of the same sizes, less one: the largest of them.
+        Largest predicted time over that of the best program at the same sizes, minus one.
     """
 
     sizes: tuple[Sizes, ...]
@@ -49,27 +49,26 @@ class SymbolicPiece:
 
 
 class SymbolicRange(CompiledKernel):
-    """Kernels of one expression for all extents of several axes; what it says of itself is of the largest.
+    """Kernels of one expression for all extents of several axes; its properties are those at the largest extents.
 
-    The first call with new sizes shows that the kernel is right there, which takes some tens of milliseconds; nothing
-    is compiled.
+    The first call with new sizes proves the kernel there, which takes some tens of milliseconds; nothing is compiled.
 
     Parameters
     ----------
     varies
         The axes and their ranges.
     expression
-        What the kernels compute.
+        The expression for all sizes.
     judged
         The kernels and their times.
     best
-        Predicted seconds of the best program of every place.
+        Predicted seconds of the best program at every sample size.
     spec
         The device.
     doubt
-        Why the choice may be wrong, where other programs disturbed the timing; empty where nothing did.
+        Reason why the choice may be wrong, if the timing was disturbed; else empty.
     reachable
-        Whether the device is at hand.
+        Whether the device is present.
     """
 
     def __init__(
@@ -92,12 +91,12 @@ class SymbolicRange(CompiledKernel):
 
     @property
     def doubt(self) -> str:
-        """Why the choice may be wrong: what disturbed the timing; there, predictions chose."""
+        """Reason why the choice may be wrong: the disturbance of the timing, where predictions decided."""
         return self._doubt
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Least and largest extent by axis, in the order that :meth:`at` takes them."""
+        """Least and largest extent by axis, in the argument order of :meth:`at`."""
         return dict(self.varies.box.ends)
 
     @property
@@ -115,7 +114,7 @@ class SymbolicRange(CompiledKernel):
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Refuse: only the kernel of some sizes can be saved, ``at(i=7).save(path)``.
+        """Refuse; save the kernel of given sizes with ``at(i=7).save(path)``.
 
         Raises
         ------
@@ -128,40 +127,40 @@ class SymbolicRange(CompiledKernel):
         )
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
-        """Run the kernel of the arrays' sizes.
+        """Run the kernel for the arrays' sizes.
 
         Parameters
         ----------
         *arrays
-            One array per input that is not constant, in call order.
+            One array per non-constant input, in call order.
         out, **options
             As for :class:`~roller.compiler.compiled_kernel.CompiledKernel`.
 
         Raises
         ------
         LaunchError
-            A size is outside its range, or an array does not fit the others.
+            If a size is outside its range, or an array does not fit the others.
         NoCandidateError
-            No kernel is right at these sizes.
+            If no kernel is correct at these sizes.
         """
         try:
-            if self._one is not None:  # the usual call: one array says all sizes
+            if self._one is not None:  # usual case: one array gives all sizes
                 kernel = self._ready[arrays[self._one].shape]
             else:
                 kernel = self._ready[tuple([arrays[n].shape for n in self._asked])]
         except (KeyError, IndexError, AttributeError, TypeError):
             kernel = self._prepared(self._sizes(arrays))
-        if out is None and not options:  # the usual call: names of arguments take longer than finding the kernel
+        if out is None and not options:  # fast path: keyword arguments cost more than the lookup
             return kernel(*arrays)
         return kernel(*arrays, out=out, **options)
 
     def at(self, *extents: int, **sizes: int) -> CompiledKernel:
-        """Return the kernel of some sizes, by name, or in the order of the ranges; nothing is compiled.
+        """Return the kernel at given sizes, by name or in the order of the ranges; nothing is compiled.
 
         Raises
         ------
         LaunchError
-            A size is missing, unknown, said twice, no whole number or outside its range.
+            If a size is missing, unknown, repeated, not an integer or outside its range.
         """
         wanted = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes)
         outside = next((n for n, (low, high) in self.ranges.items() if not low <= wanted[n] <= high), None)
@@ -175,7 +174,7 @@ class SymbolicRange(CompiledKernel):
 
     @property
     def pieces(self) -> tuple[SymbolicPiece, ...]:
-        """The kernels, where each is taken, and the regret that is predicted of it there."""
+        """The kernels, the sample sizes each is chosen for, and its predicted regret there."""
         seconds = np.array([j.everywhere for j in self.judged])
         taken = seconds.argmin(axis=0)
         found = []
@@ -189,7 +188,6 @@ class SymbolicRange(CompiledKernel):
         return tuple(found)
 
     def _best_at(self, sizes: Sizes) -> int:
-        """Return the position of the kernel for some sizes: the first that is shown to be right there."""
         key = tuple(sizes.values())
         with self._choosing:
             if key not in self._chosen:
@@ -205,7 +203,7 @@ class SymbolicRange(CompiledKernel):
         return self._prepared(self.varies.box.high)
 
     def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
-        """Return the sizes that the arrays of a call say; the least where one says none, for the kernel to refuse."""
+        """Return the sizes of a call's arrays; the least if malformed, so that the kernel refuses them."""
         shapes: dict[int, Sequence[int]] = {}
         for n, position in zip(self._asked, self._positions, strict=True):
             shape = _shape(arrays[n]) if n < len(arrays) else ()
@@ -215,7 +213,6 @@ class SymbolicRange(CompiledKernel):
         return self.varies.said(shapes)
 
     def _prepared(self, sizes: Sizes) -> Any:
-        """Return what runs some sizes, made when they are first met."""
         self.expect_reachable()
         with self._choosing:
             row = self._best_at(sizes)
@@ -232,7 +229,6 @@ class SymbolicRange(CompiledKernel):
         return found
 
     def __repr__(self) -> str:
-        """Operator, ranges and kernels on one line."""
         ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.ranges.items())
         what = f"{self.varies.expr.name} with {ends} on {self.spec.name}"
         return one_line("SymbolicRange", f"{what}: {counted(len(self.judged), 'kernel')}")

@@ -1,4 +1,4 @@
-"""The kernels of a model for all sizes: few for each expression, by the sizes that it depends on."""
+"""The kernels of a model for all sizes: a few per expression, by the sizes it depends on."""
 
 from __future__ import annotations
 
@@ -14,31 +14,19 @@ from roller.compiler.dynamic.symbolic_search import Effort, SearchRequest, built
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
-#: What is done for each kernel of a model: less than for an operator alone, since there are many.
+#: Effort per kernel of a model: less than for a single operator, since there are many.
 EFFORT = Effort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.1, timed_at=8, longest_s=0.02,
                 exact=False, worth=0.002)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SymbolicKernels:
-    """The kernels of one expression.
+    """The kernels of one expression."""
 
-    Parameters
-    ----------
-    own
-        What they compute, and the sizes that it depends on.
-    judged
-        The kernels and their times.
-    spec
-        The device.
-    doubt
-        Why the choice may be wrong, where other programs disturbed the timing; empty where nothing did.
-    """
-
-    own: RelevantSizes
-    judged: tuple[PricedKernel, ...]
+    own: RelevantSizes  #: The expression and the sizes it depends on
+    judged: tuple[PricedKernel, ...]  #: The kernels and their times
     spec: DeviceSpec
-    doubt: str = ""
+    doubt: str = ""  #: Reason why the choice may be wrong, if the timing was disturbed; else empty
     _chosen: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
     _lock: Lock = field(default_factory=Lock, compare=False, repr=False)
 
@@ -48,10 +36,7 @@ class SymbolicKernels:
         return tuple(j.kernel for j in self.judged)
 
     def best(self, sizes: Sizes) -> int:
-        """Return the position of the kernel for a model's sizes: the first that is right there of those that take them.
-
-        What is found is kept. New sizes take some milliseconds, more where a kernel must run to show that it is right.
-        """
+        """Return the position of the fastest kernel proven correct at a model's sizes, cached."""
         own = self.own.at(sizes)
         key = tuple(own.values())
         with self._lock:
@@ -60,7 +45,7 @@ class SymbolicKernels:
             return self._chosen[key]
 
     def predicted(self, number: int, sizes: Sizes) -> float:
-        """Return the predicted seconds of one of the kernels at a model's sizes."""
+        """Return the predicted seconds of a kernel at a model's sizes."""
         program = self.judged[number].kernel.program
         return float(
             self.spec.traits.module_for("compiler.dynamic").predicted([program], self.own.at(sizes), self.spec)[0]
@@ -71,7 +56,7 @@ def compile_symbolic(
     expressions: Mapping[str, tuple[SymbolicExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box,
     spec: DeviceSpec, options: ConstructOptions, passing_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, SymbolicKernels]:  # fmt: skip
-    """Compile expressions for all sizes of a box, on this machine's processor."""
+    """Compile expressions for all sizes of a box, on this machine's CPU."""
     known = passing_bytes or {}
     questions = {
         key: SearchRequest(relevant_sizes(e, points, box, options), names, known.get(key, 0))

@@ -1,4 +1,4 @@
-"""An operator for all extents of several axes: few kernels with open extents, chosen by timing at some sizes."""
+"""Compiles a dynamic operator for this CPU to few kernels, chosen by timing at some sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller.compiler.dynamic.symbolic_search import MOST, Effort, built_all, cho
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
-#: What is done for an operator alone.
+#: Effort for a single operator.
 EFFORT = Effort(each=6, cover=MOST - 1, built=10, enough=MOST - 2, budget_s=0.015, patience_s=0.2, timed_at=32,
                 longest_s=math.inf, exact=True, worth=0.0005)  # fmt: skip
 
@@ -19,7 +19,7 @@ EFFORT = Effort(each=6, cover=MOST - 1, built=10, enough=MOST - 2, budget_s=0.01
 def compile_extents(
     varies: Extents, spec: DeviceSpec, options: ConstructOptions, seed: int = 0, timed: bool = True
 ) -> SymbolicRange:
-    """Compile an expression for all extents of some axes, on this machine's processor."""
+    """Compile an expression for all extents of some axes, on this machine's CPU."""
     question = search_request(varies, options)
     searches = search_all({"": question}, spec, options, EFFORT)
     built_all(searches, spec, EFFORT, seed, timed)

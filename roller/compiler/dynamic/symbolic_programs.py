@@ -1,4 +1,4 @@
-"""Programs whose extents are functions of sizes, in any dimension of any tensor, and their one kernel for all sizes."""
+"""Programs and kernels whose extents are functions of sizes, in any dimension of any tensor."""
 
 from __future__ import annotations
 
@@ -20,25 +20,19 @@ from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram
 from roller.tile.winograd import window_product
 
-#: Lanes that programs of few elements are made with, beside those of the device.
+#: Additional numbers of lanes, for programs on few elements.
 FEW_LANES = (1, 4)
 
 
 @dataclass(frozen=True)
 class SymbolicExpr:
-    """An expression of all sizes.
-
-    Parameters
-    ----------
-    general
-        Its data.
-    """
+    """An expression for all sizes, as generalised data."""
 
     general: General
     _memo: dict[tuple[int, ...], TensorExpr] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, sizes: Sizes) -> TensorExpr:
-        """Return the expression at some sizes."""
+        """Return the expression at the given sizes, cached."""
         key = tuple(sizes.values())
         if key not in self._memo:
             self._memo[key] = expr_from_dict(self.general.at(sizes))
@@ -46,12 +40,12 @@ class SymbolicExpr:
 
     @classmethod
     def of(cls, several: Sequence[TensorExpr], points: Sequence[Sizes]) -> SymbolicExpr:
-        """Return the expression of all sizes from those of some."""
+        """Return the expression for all sizes from those at some sizes."""
         return cls(general([expr_to_dict(e) for e in several], Fitter(points)))
 
 
 def symbolic_forms(expr: SymbolicExpr, points: Sequence[Sizes], options: ConstructOptions) -> list[SymbolicExpr]:
-    """Return the canonical forms of an expression that are the same at all of the points, one by one."""
+    """Return the canonical forms of an expression that generalise over all points."""
     found = []
     for forms_of in (canonical_forms, joined_forms):
         for forms in zip(*(forms_of(expr.at(p), options) for p in points), strict=False):
@@ -62,25 +56,15 @@ def symbolic_forms(expr: SymbolicExpr, points: Sequence[Sizes], options: Constru
 
 @dataclass(frozen=True)
 class SymbolicProgram:
-    """A program of all sizes from some on.
+    """A program for all sizes above some minimum."""
 
-    Parameters
-    ----------
-    program
-        For ``sizes``.
-    form
-        Its expression at other sizes.
-    sizes
-        What it was constructed for.
-    """
-
-    program: RProgram
-    form: SymbolicExpr
-    sizes: Sizes
+    program: RProgram  #: The program at ``sizes``
+    form: SymbolicExpr  #: Its expression for all sizes
+    sizes: Sizes  #: The sizes it was constructed for
 
     @cached_property
     def extents(self) -> tuple[int | Formula, ...]:
-        """Extent of every axis."""
+        """Extent of every axis: a number, or a formula of the sizes."""
         node: Any = self.form.general.data
         anchor = self.program.expr.stages.index(self.program.expr.anchor)
         steps: tuple[tuple[Any, type], ...] = (("stages", dict), (anchor, list), ("axes", dict))
@@ -94,7 +78,7 @@ class SymbolicProgram:
 
     @cached_property
     def open_axes(self) -> tuple[str, ...]:
-        """Axes whose extents depend on sizes: of the anchor, then those that only other stages have."""
+        """Axes with dynamic extents: those of the anchor, then those of other stages."""
         anchor = [n for n, e in zip(self.program.axis_names, self.extents, strict=True) if isinstance(e, Formula)]
         node = self.form.general.data
         stages = node["stages"] if isinstance(node, dict) and isinstance(node["stages"], list) else []
@@ -104,10 +88,8 @@ class SymbolicProgram:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What programs that are predicted alike may differ in: the template, and which axes tasks share among them.
-
-        Tasks that each take some of the filters read them once; those that take rows of an image all read all filters.
-        """
+        """Properties in which equally priced programs differ: template, and static axes split among tasks."""
+        # Tasks that each take some filters read them once; tasks that take rows of an image all read all filters.
         p, task = self.program, self.program.tiles[-1][1]
         cut = tuple(a.name for a, t in zip(p.axes, task, strict=True)
                     if a.kind == SPATIAL and a.name not in self.open_axes and t < a.extent)  # fmt: skip
@@ -115,38 +97,36 @@ class SymbolicProgram:
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        """Tensors that are read at an index that is divided by a size: a multiplication where it is one number."""
+        """Tensors read at an index divided by a dynamic size, which is a multiplication for a static one."""
         node = self.form.general.data
         return frozenset(_divided(node["stages"])) if isinstance(node, dict) else frozenset()
 
     @cached_property
     def fixed_axes(self) -> frozenset[str]:
-        """Axes whose extents are one number in the program's code: filters and channels of Winograd's algorithm."""
+        """Axes with static extents in the code: filters and channels of Winograd's algorithm."""
         p = self.program
         found = window_product(p.expr) if p.traits.output_side else None
         return frozenset() if found is None else frozenset((found.filter, found.channel))
 
     @cached_property
     def may_move(self) -> bool:
-        """Whether another stage may do most of the work at other sizes: programs are of one."""
+        """Whether another stage may become the anchor at other sizes."""
         stages = self.program.expr.stages
         reducing = [s for s in stages if s.combiner is not None]
         return len(reducing or stages) > 1
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """Elements of every axis that stand for one another: outputs of a tile of Winograd's algorithm, else 1."""
+        """Elements per axis handled as one: outputs of a Winograd tile, else 1."""
         p = self.program
         found = window_product(p.expr) if p.traits.output_side else None
         sliding = {axis for axis, _, _ in found.slides} if found is not None else set()
         return tuple(p.traits.output_side if n in sliding else 1 for n in p.axis_names)
 
     def at(self, sizes: Sizes) -> RProgram:
-        """Return the program of some sizes: the same tiles, those that held all of an axis hold all of it.
-
-        Of Winograd's algorithm they stay as they are: a task beyond the end of an axis is clipped.
-        """
+        """Return the program at the given sizes: the same tiles, with whole axes kept whole."""
         expr = self.form.at(sizes)
+        # Winograd tiles stay unchanged: a task beyond the end of an axis is clipped.
         clipped = self.program.traits.output_side > 0
         tiles, above = list[tuple[str, tuple[int, ...]]](), (1,) * len(expr.axes)
         for layer, tile in self.program.tiles:
@@ -156,7 +136,7 @@ class SymbolicProgram:
                 whole = tile[n] >= was.extent and not (clipped and was.name in self.open_axes)
                 held = now.extent if tiles and (whole or reduced) else tile[n]
                 if tiles and whole and not reduced and was.name in self.open_axes:
-                    held += tiles[0][1][n]  # a task has room for two tiles at least: one alone is code of its own
+                    held += tiles[0][1][n]  # at least two tiles per task: a single tile gives different code
                 cut.append(-(-held // above[n]) * above[n])
             above = tuple(cut)
             tiles.append((layer, above))
@@ -165,21 +145,21 @@ class SymbolicProgram:
         )
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether every axis has a register tile at least, as it must where tiles are shifted back to end with it."""
+        """Whether every axis has at least one register tile, since tiles are shifted back at its end."""
         if self.fixed_axes & set(self.open_axes):
             return False
         register = self.program.tiles[0][1]
         for extent, was, tile, unit in zip(self.extents, self.program.axes, register, self.units, strict=True):
             if not isinstance(extent, Formula):
                 continue
-            # Lanes beyond the end of an axis are those of a shorter one than the code is for.
+            # A vector axis must fill its lanes: code for fewer lanes differs.
             lanes = was.name == self.program.vector_axis and was.kind == SPATIAL
             if extent.at(sizes) < (tile if lanes else min(tile - unit + 1, was.extent)):
                 return False
         return not self.may_move or tuple(a.name for a in self.form.at(sizes).axes) == self.program.axis_names
 
     def key(self) -> tuple[Any, ...]:
-        """Return what tells it from others: all but its sizes."""
+        """Return the identity of the program without its sizes."""
         p = self.program
         clipped = p.traits.output_side > 0
         whole = tuple(
@@ -190,20 +170,15 @@ class SymbolicProgram:
         return p.structure, whole, p.staged, p.vector_axis, p.vector_elements, p.nontemporal, p.split_k, id(self.form)
 
     def with_narrowed(self, several: Sequence[int]) -> list[SymbolicProgram]:
-        """Return the program, then what :meth:`narrowed` makes of it for several numbers of lanes.
-
-        An instruction that multiplies matrices has no code for fewer lanes than its own.
-        """
+        """Return the program and its :meth:`narrowed` variants for several numbers of lanes."""
+        # A matrix instruction has no code for fewer lanes than its own.
         narrow = [self.narrowed(lanes) for lanes in several]
         if self.program.fragment is not None:
             narrow = [n for n in narrow if n.program.vector_elements == self.program.vector_elements]
         return [self, *narrow]
 
     def narrowed(self, lanes: int) -> SymbolicProgram:
-        """Return the program with tiles of one element, and at most so many lanes, along the axes that vary.
-
-        It takes sizes that others do not.
-        """
+        """Return the program with one-element tiles and at most ``lanes`` lanes along dynamic axes, for small sizes."""
         p = self.program
         lone = [n for n, name in enumerate(p.axis_names) if name in self.open_axes]
         first = p.tiles[0][1]
@@ -218,7 +193,7 @@ class SymbolicProgram:
 
 
 def _divided(node: Any, tensor: str = "") -> Iterator[str]:
-    """Yield the tensors of the data of stages whose indices have a term with a divisor that is a formula."""
+    """Yield the tensors with an index term whose divisor is a formula."""
     if not isinstance(node, list | dict):
         return
     if isinstance(node, dict):
@@ -233,7 +208,6 @@ def _divided(node: Any, tensor: str = "") -> Iterator[str]:
 
 
 def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return tiles each of which is a multiple of the one above it."""
     out, above = [], (1,) * len(tiles[0][1])
     for layer, tile in tiles:
         above = tuple(-(-t // a) * a for t, a in zip(tile, above, strict=True))
@@ -243,37 +217,22 @@ def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str,
 
 @dataclass(frozen=True)
 class SymbolicKernel:
-    """A built kernel of all sizes from some on.
-
-    Parameters
-    ----------
-    program
-        Its program.
-    artifact
-        With the shapes of :attr:`SymbolicProgram.sizes`.
-    low
-        The least sizes it takes.
-    formulas
-        What became of the numbers in the code, in their order.
-    code
-        Digest of all but these numbers.
-    proven
-        Sizes at which it was shown to be right when it was built, by their values in order.
-    """
+    """A built kernel for all sizes from ``low`` on."""
 
     program: SymbolicProgram
-    artifact: KernelArtifact
+    artifact: KernelArtifact  #: Artifact with the shapes of :attr:`SymbolicProgram.sizes`
     low: Sizes
-    formulas: tuple[Formula, ...] = ()
-    code: str = ""
+    formulas: tuple[Formula, ...] = ()  #: Formulas of the numbers in the code, in order
+    code: str = ""  #: Digest of the code without these numbers
+    #: Sizes, as tuples of values in order, at which it was proven correct when it was built.
     proven: frozenset[tuple[int, ...]] = frozenset()
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether it is meant for such a call."""
+        """Whether it supports the sizes."""
         return all(sizes[n] >= x for n, x in self.low.items()) and self.program.takes(sizes)
 
     def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:
-        """Return the artifact with the shapes of some sizes: the same library."""
+        """Return the artifact with the shapes of the given sizes and the same library."""
         program = self.program.at(sizes)
         shapes = {t.name: t.shape for t in program.expr.tensors.values()}
         arguments = tuple(_argument(a, shapes, sizes) for a in self.artifact.arguments)

@@ -1,12 +1,7 @@
-"""Whether a general kernel is right at the sizes of a call: asked once for each, before it runs there.
+"""Proves a generalised kernel at the sizes of a call, once per sizes, before it runs there.
 
-Formulas are found from the code of some sizes. That they give those numbers does not show that they give the others,
-and a wrong extent reads or writes beyond an array. So nothing runs at sizes for which it was not shown to be right:
-
-- The program's own code is written for these sizes, which takes some milliseconds, since nothing is compiled. Where it
-  is the general code with numbers in place of formulas, each formula must give its number: then both are one code.
-- Where it is another kind of code (an axis of one element, a count that is even), the kernel runs between protected
-  pages, and its results are held against the oracle, as every kernel for one shape is before it is used.
+The program's own code is generated, not compiled, for these sizes: if it equals the kernel with numbers in place of
+formulas, both are one code. Else the kernel runs between guard pages and is compared with the reference.
 """
 
 from __future__ import annotations
@@ -24,12 +19,12 @@ from roller.expr import TensorExpr
 if TYPE_CHECKING:
     from roller.runtime.cpu_profile import Bench
 
-#: Whole numbers of an index are less than this.
+#: Exclusive upper bound of index values.
 _INDEX_LIMIT = 1 << 31
 
 
 def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, cores: int, seed: int = 0) -> str:
-    """Return why a kernel cannot be used at some sizes; empty where it is right."""
+    """Return why a kernel cannot be used at the sizes; empty if it is correct."""
     if tuple(sizes.values()) in kernel.proven:
         return ""
     if _is_too_long(kernel, sizes):
@@ -44,7 +39,7 @@ def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, cores: i
 
 
 def proven(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -> frozenset[tuple[int, ...]]:
-    """Return of some sizes those at which a kernel is the code that its program has there; nothing runs."""
+    """Return the sizes at which a kernel equals the program's own code; nothing runs."""
     found = set(kernel.proven)
     for sizes in several:
         key = tuple(sizes.values())
@@ -57,12 +52,12 @@ def proven(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -> froz
 
 
 def _is_too_long(kernel: SymbolicKernel, sizes: Sizes) -> bool:
-    """Whether what a number of the code passes through before it is divided is too long, which it may not be itself."""
+    """Whether an intermediate value of an index overflows, even where the index itself does not."""
     return any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms)
 
 
 def _own_numbers(kernel: SymbolicKernel, sizes: Sizes, cores: int) -> tuple[int, ...] | None:
-    """Return the numbers of the program's own code; ``None`` where it differs in more than numbers, or is not there."""
+    """Return the numbers in the program's own code, or ``None`` if it differs otherwise or does not exist."""
     from roller.templates.cpu.emit.general import written
     from roller.templates.cpu.emit.library import PACK
     from roller.templates.cpu.emit.llvm import lower_module
@@ -89,7 +84,7 @@ def _fault_of_a_run(artifact: KernelArtifact, expression: TensorExpr, sizes: Siz
 
 
 def trespassers(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str]:
-    """Run kernels of one shape between protected pages, and return why some leave their arrays, by their numbers."""
+    """Run kernels of one shape between guard pages; return the reasons of out-of-bounds accesses by number."""
     from roller.backends.cpu.launcher import CpuKernel
     from roller.runtime.guard_pages import trespass, trespassing
 
@@ -102,8 +97,8 @@ def trespassers(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int
 
 
 def faults(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str]:
-    """Run kernels of one shape, and return why some are wrong, by their numbers."""
-    found = trespassers(kernels, bench)  # before one may write where it must not
+    """Run kernels of one shape; return the reasons why some are wrong, by number."""
+    found = trespassers(kernels, bench)  # before an out-of-bounds write can do harm
     inside = {str(n): k for n, k in kernels.items() if n not in found}
     for name, record in bench.profile(inside, timed=False).items() if inside else ():
         if record.status in ("wrong", "failed"):

@@ -1,7 +1,4 @@
-"""Few kernels of an expression for all sizes: programs constructed and priced at some, the best built, checked, timed.
-
-One way for operators and for the kernels of models, which differ in how much they look at (:class:`Effort`).
-"""
+"""Searches a few kernels of an expression for all sizes: constructs, prices, builds, checks and times programs."""
 
 from __future__ import annotations
 
@@ -31,101 +28,65 @@ from roller.templates.registry import programs_of
 from roller.tile import RProgram
 
 _LOG = logging.getLogger("roller")
-#: Kernels of an expression at most.
+#: Maximum kernels of an expression.
 MOST = 8
-#: Rounds of building: what could not be built, or is wrong, makes room for others.
+#: Rounds of building, in which others replace failed kernels.
 _ROUNDS = 4
-#: Ranges that are small are looked at beyond their end, to have some extents.
+#: Minimum span of sampled extents; small ranges are extended.
 _LEAST_SPAN = 24
-#: Kernels are timed where they are predicted to take at most this over the fastest.
+#: Maximum predicted ratio to the fastest at which kernels are timed.
 _NEAR = 1.5
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done to find kernels.
+    """Search effort."""
 
-    Parameters
-    ----------
-    each
-        Programs of every size that is constructed for.
-    cover, built, enough
-        Kernels that together are predicted nearest to the best everywhere; those that are built, others among them; and
-        those that must be right for others not to be built in place of what failed.
-    budget_s, patience_s
-        Seconds that kernels are timed for at some sizes, and of patience with a busy machine there.
-    timed_at, longest_s
-        Sizes at which they are timed at most, and what they may take there.
-    exact
-        Whether the best program of sizes is asked for where an axis of one element makes it another one, too.
-    worth
-        What one more kernel must gain; see :func:`~roller.compiler.dynamic.families.fewest`.
-    """
-
-    each: int
+    each: int  #: Programs per constructed size
+    #: Kernels predicted nearest to the best together; kernels built, with further ones; and correct kernels that are
+    #: enough not to replace failed ones.
     cover: int
     built: int
     enough: int
+    #: Seconds to time the kernels at one size, and patience with a busy machine.
     budget_s: float
     patience_s: float
+    #: Maximum sizes to time at, and maximum predicted time there.
     timed_at: int
     longest_s: float
-    exact: bool
-    worth: float
+    exact: bool  #: Whether to construct also for sizes at which an axis has one element, which gives other programs
+    worth: float  #: Minimum gain of one more kernel; see :func:`~roller.compiler.dynamic.families.fewest`
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """An expression, and what is asked of its kernels.
+    """An expression and the conditions for its kernels."""
 
-    Parameters
-    ----------
-    own
-        The expression by its sizes, its forms, and the sizes.
-    constants
-        Names of the inputs that never change.
-    passing_bytes
-        What a model touches between two calls of a kernel: its constants come from behind a cache of that size.
-    """
-
-    own: RelevantSizes
-    constants: tuple[str, ...] = ()
+    own: RelevantSizes  #: The expression, its forms and its sizes
+    constants: tuple[str, ...] = ()  #: Names of the constant inputs
+    #: Bytes that a model touches between two calls of a kernel, which may evict its constants from caches.
     passing_bytes: int = 0
 
     @property
     def name(self) -> str:
-        """Of the expression."""
+        """Name of the expression."""
         return self.own.expression.at(self.own.box.high).name
 
 
 @dataclass
 class Search:
-    """What is known of an expression while its kernels are built.
-
-    Parameters
-    ----------
-    question
-        What is asked.
-    families
-        Its programs.
-    places
-        Sizes that they are compared at.
-    costs
-        Predicted seconds ``(families, places)``; infinite where one does not take them, or is left out.
-    best
-        Those of the best program of each place.
-    """
+    """State of the search for the kernels of an expression."""
 
     question: SearchRequest
-    families: list[SymbolicProgram]
-    places: Sequence[Sizes]
-    costs: np.ndarray
-    best: np.ndarray
+    families: list[SymbolicProgram]  #: The programs
+    places: Sequence[Sizes]  #: Sample sizes
+    costs: np.ndarray  #: Predicted seconds ``(families, places)``; infinite where unsupported or dropped
+    best: np.ndarray  #: Predicted seconds of the best program per place
     built: dict[int, SymbolicKernel] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
     def drop(self, row: int, why: str) -> None:
-        """Leave a program out, for a reason."""
+        """Drop a program and log the reason."""
         self.built.pop(row, None)
         self.costs[row] = np.inf
         self.reasons.append(why)
@@ -136,13 +97,13 @@ class Search:
         return shortlist(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
 
     def timed_at(self, effort: Effort) -> list[int]:
-        """Return the positions of the places that kernels are timed at."""
+        """Return the positions of the places to time kernels at."""
         short = [n for n in range(len(self.places)) if self.best[n] < effort.longest_s]
         names = tuple(self.question.own.box.ends)
         return [short[n] for n in spread([self.places[n] for n in short], names, effort.timed_at)]
 
     def lacks(self, enough: int) -> bool:
-        """Whether too few kernels are built, or none for some places."""
+        """Whether too few kernels are built, or some place has none."""
         least = self.costs[list(self.built)].min(axis=0, initial=np.inf)
         return len(self.built) < enough or bool(np.isinf(least).any())
 
@@ -150,7 +111,7 @@ class Search:
 def search_all(
     questions: Mapping[str, SearchRequest], spec: DeviceSpec, options: ConstructOptions, effort: Effort
 ) -> dict[str, Search]:
-    """Construct programs for sizes all over the ranges of every expression, and price each at all of them."""
+    """Construct programs at sample sizes for every expression, and price each at all of them."""
     from roller.runtime.build_pool import build_all, build_here
 
     run = build_all if len(questions) > 1 else build_here
@@ -164,14 +125,14 @@ def search_all(
                 f"{q.name}: shapes: expected programs that take open extents, got none{why}. Compile for each shape."
             )
         programs, best, costs = result.value
-        # What was pickled is another object: expressions that are known are those of the forms.
+        # Pickling copies objects: use the known expressions of the forms.
         families = [SymbolicProgram(program, q.own.forms[form], sizes) for program, form, sizes in programs]
         found[key] = Search(q, families, q.own.box.compared(), costs, best)
     return found
 
 
 def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, effort: Effort) -> tuple[Any, ...]:
-    """Return programs, each with its form's position and sizes; the best seconds of places, and all seconds there."""
+    """Return programs with form position and sizes, the best seconds per place, and all seconds."""
     own, places = q.own, q.own.box.compared()
     looked_at = [*places, *(p for p in map(own.box.raised, places) if p not in places)]
     if not effort.exact:
@@ -186,7 +147,7 @@ def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, 
 
 
 def _offered(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[SymbolicProgram]:
-    """Return the programs of all sizes that one of some sizes is looked at as."""
+    """Return the symbolic programs to consider for a program constructed at some sizes."""
     return [] if program.split_k > 1 else SymbolicProgram(program, form, sizes).with_narrowed(FEW_LANES)
 
 
@@ -194,7 +155,7 @@ def constructed(
     q: SearchRequest, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
     offered: Callable[[RProgram, SymbolicExpr, Sizes], Sequence[SymbolicProgram]] = _offered,
 ) -> tuple[list[SymbolicProgram], dict[tuple[int, ...], float]]:  # fmt: skip
-    """Construct programs for some sizes; return them for all sizes, and the best predicted seconds by sizes."""
+    """Construct programs at some sizes; return them for all sizes, and the best predicted seconds by sizes."""
     families: dict[Any, SymbolicProgram] = {}
     best: dict[tuple[int, ...], float] = {}
     for sizes in looked_at:
@@ -211,7 +172,7 @@ def constructed(
 
 
 def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, seed: int, timed: bool = True) -> None:
-    """Build the programs that are worth it, in parallel, and check them; others in place of those that fail."""
+    """Build the most promising programs in parallel and check them; replace those that fail."""
     target_for(spec).prepare()
     for turn in range(_ROUNDS):
         jobs = {
@@ -227,7 +188,7 @@ def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, 
 
 
 def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Effort, timed: bool) -> None:
-    """Build programs; where kernels will be timed, they are proven right there in the same process."""
+    """Build programs; kernels to be timed are proven at those sizes in the same process."""
     from roller.runtime.build_pool import build_all
 
     _LOG.info("building %s for a range", counted(len(jobs), "kernel"))
@@ -247,17 +208,14 @@ def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Eff
         s, row = jobs[name]
         if result.value is None:
             s.drop(row, str(result.record.reason))
-        else:  # what was pickled is another object: expressions that are known are those of the family
+        else:  # pickling copies objects: use the family's program
             s.built[row] = replace(result.value, program=s.families[row])
 
 
 def _check(s: Search, rows: Sequence[int], seed: int) -> None:
-    """Run kernels where they are least, and in between; those that are wrong are dropped.
-
-    Whatever sizes a call has, the kernel is shown to be right there before it runs (:mod:`.open_proof`).
-    """
     from roller.runtime.cpu_profile import Bench
 
+    # Only a smoke test: every call proves its kernel at its own sizes (symbolic_proof).
     own = s.question.own
     wanted: dict[tuple[int, ...], list[int]] = {}
     for row in (r for r in rows if r in s.built):
@@ -274,7 +232,7 @@ def _check(s: Search, rows: Sequence[int], seed: int) -> None:
 
 
 def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, dict[int, float]], str]:
-    """Return measured seconds by program and place, and what disturbed others: a time that others disturbed is none."""
+    """Return undisturbed measured seconds by program and place, and the disturbance, if any."""
     from roller.runtime.cpu_profile import Bench, has_guards
 
     measured: dict[int, dict[int, float]] = {}
@@ -285,14 +243,14 @@ def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, 
             continue
         expression = own.expression.at(sizes)
         for row in near:
-            if fault(s.built[row], expression, sizes, units, seed):  # what is wrong there does not run there
+            if fault(s.built[row], expression, sizes, units, seed):  # do not run a wrong kernel
                 s.costs[row, column] = np.inf
         near = [r for r in near if math.isfinite(s.costs[r, column])]
         bench = Bench(
             expression, seed, rotating_bytes=s.question.passing_bytes, patience_s=effort.patience_s, fenced=True
         )
         here = {str(r): s.built[r].at(sizes, expression) for r in near}
-        if has_guards(expression):  # the accesses that a compiler may get wrong
+        if has_guards(expression):  # guarded accesses, which a compiler may get wrong
             for row, why in trespassers({int(r): k for r, k in here.items()}, bench).items():
                 s.drop(row, f"at {sizes}: {why}")
                 del here[str(row)]
@@ -308,7 +266,6 @@ def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, 
 
 
 def _near(s: Search, column: int) -> list[int]:
-    """Return the kernels that are predicted to be nearly the fastest at a place."""
     sizes = s.places[column]
     usable = [r for r, k in s.built.items() if k.takes(sizes) and math.isfinite(s.costs[r, column])]
     least = min((s.costs[r, column] for r in usable), default=0.0)
@@ -316,7 +273,7 @@ def _near(s: Search, column: int) -> list[int]:
 
 
 def spread(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int]:
-    """Return the positions of few places, each as far from those before it as one can be; the largest is one."""
+    """Return the positions of a few places that are far apart, including the largest."""
     if len(places) <= most:
         return list(range(len(places)))
     logs = np.array([[math.log(p[n]) for n in names] for p in places])
@@ -330,7 +287,7 @@ def spread(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int
 
 
 def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[PricedKernel], str]:
-    """Return the kernels that together are nearest to the fastest everywhere, and why the choice may be wrong."""
+    """Return the kernels that together are nearest to the fastest everywhere, and the reason for doubt."""
     measured, doubt = _timed(s, effort, seed, spec.units) if timed else ({}, "")
     rows = list(s.built)
     measured = {r: t for r, t in measured.items() if r in s.built}

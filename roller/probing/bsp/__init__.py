@@ -1,4 +1,4 @@
-"""Probes of bulk-synchronous devices: none, because nothing here runs a kernel on one."""
+"""Probes of bulk-synchronous devices: none, because no such device runs kernels here."""
 
 from roller.probing.probe import Probe
 

@@ -1,4 +1,4 @@
-"""Bandwidths, latencies, lines and pages of the memory layers, and how far traffic hides behind arithmetic."""
+"""CPU probes of memory: bandwidths, latencies, lines, pages, and overlap of traffic with arithmetic."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from roller.probing.cpu.session import CpuSession
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 
-#: Bytes a core sweeps in a window of memory, and memory it has for that: caches do not bring back what went by.
+#: Bytes that a core reads per window, and memory it advances through so that caches hold none of it.
 _MARCH_BYTES = 4 << 20
 _MEMORY_BYTES, _MOST_MEMORY_BYTES = 128 << 20, 1 << 30
-#: Turns of measurements that are compared with each other, and multiply-adds per vector loaded.
+#: Repetitions of compared measurements, and multiply-adds per loaded vector.
 _TURNS, _MULTIPLY_ADDS = 12, (1, 2, 3, 4, 6, 8)
-#: Lines of one loop over unrolled vectors.
+#: Granularity of block sizes in bytes: one iteration of an unrolled loop.
 _UNIT = 1024
 
 
 def _per_core(layer: MemoryLayer, session: CpuSession) -> int:
-    """Return bytes of a cache one core may use while all are at work."""
     return layer.capacity_bytes // (1 if layer.scope == "unit" else session.cores)
 
 
 def block_bytes(name: str, session: CpuSession) -> int:
-    """Return bytes of a block that lives in a cache and not in the one before it."""
+    """Return the size of a block that fits into a cache but not into the previous one."""
     spec = session.spec
     size = _per_core(spec.layer(name), session) // 2
-    if name == "l3":  # a shared cache is never ours alone: a few times L2 is enough not to be in it
+    if name == "l3":  # shared with other users: a few times L2 is enough
         size = min(size, 4 * spec.layer("l2").capacity_bytes)
     return max(_UNIT, size // _UNIT * _UNIT)
 
 
 def memory_bytes(session: CpuSession) -> int:
-    """Return bytes of a block per core that no cache holds."""
+    """Return the size of a block per core that fits into no cache."""
     last = session.spec.layer("l3").capacity_bytes
     wanted = max(_MEMORY_BYTES, 4 * last // session.cores)
     free = session.spec.layer("dram").capacity_bytes // 4 // session.cores
@@ -55,7 +54,7 @@ def _bandwidth(session: CpuSession, layer: str, kernel: str, cores: int) -> Meas
 
 
 def bandwidth(session: CpuSession) -> Finding:
-    """Bytes per second of every layer, for one core and for all."""
+    """Measure the bandwidth of every layer, for one core and for all."""
     values: dict[str, Measured] = {}
     for layer in ("l1", "l2", "l3", "dram"):
         path = f"memory_layers.{layer}"
@@ -85,7 +84,7 @@ def _value(m: Measured) -> float:
 
 
 def _exponent(session: CpuSession, layer: str, one: Measured, every: Measured) -> Measured | None:
-    """Return ``p`` of the model's law of saturation from half the cores; ``None`` where there are too few."""
+    """Return the saturation exponent ``p`` from half the cores, or ``None`` with too few cores."""
     half = session.cores // 2
     if half < 2 or every.value >= 0.9 * session.cores * one.value:
         return None
@@ -108,10 +107,10 @@ def _chase(session: CpuSession, name: str, size: int, fill: str, places: int, ke
 
 
 def latency(session: CpuSession) -> Finding:
-    """Seconds from a load to the next that needs it, per layer; which block still fits a cache."""
+    """Measure load-to-use latency per layer, and the capacity of undetected caches."""
     spec = session.spec
-    # Places a kilobyte apart share a sixteenth of the sets: a ring that has long left L2 is still so short that others
-    # do not push it out of a shared L3 between two visits, and four loads share the walk of a page.
+    # Lines a kilobyte apart share a sixteenth of the sets: a ring that exceeds L2 is still so short that other users
+    # do not evict it from a shared L3 between two visits, and four loads share a page walk.
     sizes = {"l1": spec.layer("l1").capacity_bytes // 3, "l2": spec.layer("l2").capacity_bytes // 6}
     found = {n: _chase(session, "ring", size // 64 * 64, "chase_fill", 64) for n, size in sizes.items()}
     beyond = min(8 * spec.layer("l2").capacity_bytes, spec.layer("l3").capacity_bytes // 2)
@@ -143,24 +142,24 @@ def _capacity(session: CpuSession, inner: Measured, outer: Measured, smallest: i
 
 
 def split(session: CpuSession) -> Finding:
-    """Time vector loads that touch two lines against those that touch one."""
+    """Measure the extra load slots of vector loads that cross a cache line."""
     size = 8192
     data = session.blocks("near", 16 << 10)
     pairs = [[session.seconds(k, data, size, turns=4) for k in ("load_whole", "load_split")] for _ in range(4)]
     whole, apart = (min(found, key=_value) for found in zip(*pairs, strict=True))
-    # The spread is that of the slots of such a load, its own among them.
+    # The spread is that of all slots of such a load, including its own.
     slots = Measured(max(0.0, apart.value / whole.value - 1), max(whole.spread, apart.spread), apart.samples)
     return Finding({"execution.split_load_slots": slots})
 
 
 def line(session: CpuSession) -> Finding:
-    """Bytes of a cache line."""
+    """Measure the size of a cache line."""
     size = session.spec.layer("l2").capacity_bytes // 2
     data = session.blocks("line", size)
     session.once("line_fill", data, size, 512)
     near, far = session.seconds("line_pair", data, 8), session.seconds("line_pair", data, 256)
     border, found = (near.value + far.value) / 2, 256
-    if far.value < 1.2 * near.value:  # every word costs the same: nothing to see
+    if far.value < 1.2 * near.value:  # all distances cost the same: no result
         return Finding({})
     for distance in (128, 64, 32, 16):
         if session.seconds("line_pair", data, distance).value < border:
@@ -171,7 +170,7 @@ def line(session: CpuSession) -> Finding:
 
 
 def tlb(session: CpuSession) -> Finding:
-    """Pages the first-level TLB holds, and the cost of a miss."""
+    """Measure the entries of the first-level TLB and the cost of a miss."""
     page = session.spec.layer("l1").page_bytes or 4096
     lines = session.spec.layer("l1").capacity_bytes // 64
     most = lines * 2 // 3
@@ -187,7 +186,7 @@ def tlb(session: CpuSession) -> Finding:
         if 0.9 * size > most or touch(int(0.9 * size)).value > border:
             break
         entries = size
-    if outside.value < 1.25 * inside.value:  # more pages than L1 has lines: nothing to see
+    if outside.value < 1.25 * inside.value:  # no rise: the TLB holds more pages than L1 has lines
         return Finding({})
     return Finding({
         "memory_layers.l1.tlb_entries": Measured(entries, inside.spread, inside.samples),
@@ -196,12 +195,12 @@ def tlb(session: CpuSession) -> Finding:
 
 
 def overlap(session: CpuSession) -> Finding:
-    """Return ``b`` of the model's law for two stations, from streams out of L2 that go through multiply-adds."""
+    """Measure cache misses in flight, from streams out of L2 through multiply-adds."""
     small, size, vector = 16 << 10, block_bytes("l2", session), 4 * session.spec.teu.lanes
     near, far = session.blocks("near", small), session.blocks("l2", size, session.cores)[:1]
 
     def times(count: int) -> tuple[float, float, float]:
-        """Time memory, arithmetic and both, one after the other: each triple sees the same neighbours."""
+        """Time memory, arithmetic and both in a row, so that each triple sees the same disturbances."""
         memory = session.seconds("load_all", far, size, turns=2).times(vector / size)
         alone = session.seconds(f"stream_fma_{count}", near, small, turns=2).times(vector / small)
         both = session.seconds(f"stream_fma_{count}", far, size, turns=2).times(vector / size)
@@ -215,8 +214,8 @@ def overlap(session: CpuSession) -> Finding:
     ratios = sorted(_over(*times(balanced)) for _ in range(_TURNS))
     kept = ratios[_TURNS // 4 : -(_TURNS // 4)]
     over = statistics.median(kept)
-    # Both stations at their limit take (b + 1) / b of what either takes alone.
-    # The spread is that of the median: single triples differ by several times as much, rounds decide.
+    # The model's law for two stations: both at their limit take (b + 1) / b of the time of either alone.
+    # The spread is that of the median; single triples differ several times as much.
     uncertain = (kept[-1] - kept[0]) / max(over, 1 / 32) / math.sqrt(_TURNS)
     law = Measured(1 / max(over, 1 / 32), uncertain, 30 * _TURNS)
     values = {"execution.misses_in_flight": law}
@@ -233,10 +232,8 @@ def overlap(session: CpuSession) -> Finding:
 
 
 def _over(memory: float, alone: float, both: float) -> float:
-    """Return ``1 / b`` of ``both = longest * (1 - rho^(b+1)) / (1 - rho^b)``, 0 where everything is hidden.
+    """Return ``1 / b`` of ``both = longest * (1 - rho^(b+1)) / (1 - rho^b)``, or 0 if all is hidden.
 
-    Examples
-    --------
     >>> round(_over(1.0, 1.0, 1.25), 3), _over(1.0, 0.9, 0.99)
     (0.25, 0.0)
     """
@@ -250,14 +247,14 @@ def _over(memory: float, alone: float, both: float) -> float:
     return low if low > 1e-3 else 0.0
 
 
-#: Bytes that are mapped at once, and of a page.
+#: Bytes mapped at once, and bytes of a page.
 _MAPPED_BYTES, _PAGE_BYTES = 2 << 20, 4096
-#: A known page takes less than this part of a fresh one.
+#: Maximum ratio of the times of a known and a fresh page.
 _KNOWN_SHARE = 0.1
 
 
 def pages(session: CpuSession) -> Finding:
-    """Seconds of the first touch of a page, and of taking it back."""
+    """Measure the time of a first-touch page fault."""
     path, count = "execution.fault_s", _MAPPED_BYTES // _PAGE_BYTES
     data = session.blocks("pages", _MAPPED_BYTES)
     fresh, known = (session.seconds(k, data, _MAPPED_BYTES, repeat=1) for k in ("pages_fresh", "pages_known"))

@@ -1,4 +1,4 @@
-"""Times around the arithmetic: tasks, single elements, the call of a kernel and the fork of its tasks."""
+"""CPU probes of overheads: tasks, single-element copies, kernel calls and forks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from roller.probing.measured import Measured, best_of
 from roller.probing.probe import Finding
 from roller.probing.registry import microbench_folder
 
-#: Elements of one repetition of the copies, and cycles the model charges each row of a copy beside its elements.
+#: Elements and rows per repetition of the copies, and cycles that the model charges per row of a copy.
 _GATHERED, _ROWS, _ROW_ELEMENTS, _ROW_CYCLES = 128 * 32, 128, 28, 8.0
 
-#: Vectors by which the rows of the tasks are longer on average, so that nobody foresees where they end.
+#: Mean random extension of task rows in vectors, which makes their ends unpredictable for branch prediction.
 _JITTER = 1.5
 
 
 def tasks(session: CpuSession) -> Finding:
-    """Return seconds of a task beside its elements: the intercept over the length of its row."""
+    """Measure the overhead of a task as the intercept over the length of its row."""
     data, vector = session.blocks("tasks", 32768), 4 * session.spec.teu.lanes
     short, long = (session.seconds("task_rows", data, n * vector) for n in (4, 32))
     slope = (long.value - short.value) / 28
@@ -32,7 +32,7 @@ def tasks(session: CpuSession) -> Finding:
 
 
 def elements(session: CpuSession) -> Finding:
-    """Return seconds per element of copies that cannot be whole vectors."""
+    """Measure the time per element of copies without whole vectors."""
     data = session.blocks("elements", 65536)
     gather, copy, scatter = (session.seconds(k, data) for k in ("gather_elements", "copy_rows", "scatter_elements"))
     row = copy.times(1 / _ROWS)
@@ -45,7 +45,7 @@ def elements(session: CpuSession) -> Finding:
 
 
 def launch(session: CpuSession) -> Finding:
-    """Call a kernel that does nothing through roller's launcher, and one that forks."""
+    """Measure the call of an empty kernel through roller's launcher, and of one that forks."""
     ffi = launcher.runtime()
     path = session.folder / "launch.so"
     if not path.exists():
@@ -71,7 +71,6 @@ def launch(session: CpuSession) -> Finding:
 
 
 def _windows(session: CpuSession, run: Callable[[], None]) -> Measured:
-    """Time windows of calls from this thread, as a caller would make them."""
     for _ in range(200):
         run()
     start = time.perf_counter()

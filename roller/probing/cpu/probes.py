@@ -1,4 +1,4 @@
-"""Probes of a CPU: what each measures, in the order they run. A further one is a function, a source and a line here."""
+"""Probes of a CPU in the order they run; to add one, write a function, a source and a line here."""
 
 from roller.probing.cpu import memory, overheads, rates
 from roller.probing.probe import Probe
@@ -12,7 +12,7 @@ def _of(layers: tuple[str, ...], field: str) -> tuple[str, ...]:
     return tuple(f"memory_layers.{x}.{field}" for x in layers)
 
 
-#: The clock comes first: the others count cycles with it.
+#: The clock comes first, because the others count cycles with it.
 PROBES: tuple[Probe, ...] = (
     Probe("clock", "cpu", ("clock_hz",), "cpu/clock.c", rates.clock),
     Probe("fma_peak", "cpu", (f"{_RATE}.fma", f"{_RATE}.fma.float64", "teu.schedulers_per_unit",

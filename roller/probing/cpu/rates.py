@@ -1,4 +1,4 @@
-"""Clock, instruction rates and latencies of a core: kernels that touch no memory, or only L1."""
+"""CPU probes of clock, instruction rates and latencies: kernels on registers or L1."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 
 _RATE = "compute.ops_per_cycle_per_unit"
-#: Turns of the clock, on which all rates per cycle rest.
+#: Repetitions of the clock measurement, on which all rates per cycle depend.
 _TURNS = 6
-#: A proof that compares two times allows them to differ by this much.
+#: Relative tolerance of proofs that compare two times.
 TOLERANCE = 0.12
-#: Twice the vector operations of an exponential: a vector never takes more cycles.
+#: Maximum cycles of a vector exponential: twice its vector operations.
 _SPECIAL_OPERATIONS = 50
-#: Tiles of a micro-kernel ``(rows, vectors)`` that hide the latency of a multiply-add and fit the registers.
+#: Micro-kernel tiles ``(rows, vectors)`` that hide multiply-add latency and fit the registers.
 _TILES = {16: ((6, 2), (4, 3)), 32: ((8, 2), (6, 3), (10, 2), (7, 3), (12, 2), (8, 3), (6, 4))}
-#: All tiles by accumulators, for the report.
+#: Tiles by number of accumulators, for the report.
 _SWEEP = {16: ((1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (6, 2), (7, 2)),
           32: ((1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (6, 2), (8, 2), (10, 2), (12, 2), (13, 2), (14, 2),
                (15, 2))}  # fmt: skip
 
 
 def clock(session: CpuSession) -> Finding:
-    """Count dependent additions per second on all cores at once."""
+    """Measure dependent additions per second on all cores at once."""
     chain = session.constant("clock_chain")
     turns = [
         [session.seconds(k, cores=session.cores, turns=2) for k in ("clock_one", "clock_two")] for _ in range(_TURNS)
     ]
     one, two = (min(found, key=lambda m: m.value) for found in zip(*turns, strict=True))
     found = one.rate(chain)
-    # Whoever counts cycles with a clock that was disturbed counts too few of them.
+    # A disturbed clock would give too few cycles: keep the largest.
     session.clock_hz = max(session.clock_hz, found.value) if session.clocked else found.value
     session.clocked = True
     doubts = {}
@@ -42,14 +42,13 @@ def clock(session: CpuSession) -> Finding:
 
 
 def _per_cycle(session: CpuSession, kernel: str, operations: float) -> Measured:
-    """Return operations per cycle and core, all cores at work."""
     return session.seconds(kernel, session.blocks("small", 8192), 8192, session.cores).rate(
         operations / session.clock_hz
     )
 
 
 def fma_peak(session: CpuSession) -> Finding:
-    """Multiply-adds per cycle at every width."""
+    """Measure multiply-adds per cycle at every vector width."""
     lanes, chains = session.spec.teu.lanes, session.constant("fma_chains")
     single = _per_cycle(session, "fma_float32", chains * lanes)
     double = _per_cycle(session, "fma_float64", chains * lanes / 2)
@@ -65,7 +64,7 @@ def fma_peak(session: CpuSession) -> Finding:
             )
     narrow = values.get("beside.fma_per_cycle_16_byte_vectors", single)
     shortest = 4 if narrow is not single else lanes
-    # Instructions per cycle on whole vectors over those on the shortest say in how many passes a whole one goes.
+    # The instruction rate on whole vectors relative to the shortest gives the number of passes.
     per_pass = lanes * min(1.0, single.value / lanes / (narrow.value / shortest))
     passed = max(shortest, 2 ** round(math.log2(per_pass)))
     values["teu.datapath_lanes"] = Measured(passed, max(single.spread, narrow.spread), single.samples)
@@ -74,14 +73,14 @@ def fma_peak(session: CpuSession) -> Finding:
     ports = round(single.value / lanes)
     if ports:
         values["teu.schedulers_per_unit"] = Measured(ports, single.spread, single.samples)
-    # Three four-byte operands per lane: what the registers deliver at that rate.
+    # Register bandwidth: three four-byte operands per lane.
     total = single.times(12 * session.clock_hz * session.cores)
     values["memory_layers.register.bandwidth_bytes_per_s"] = total
     return Finding(values, doubts=doubts)
 
 
 def byte_rates(session: CpuSession) -> Finding:
-    """Products of bytes per cycle, of the instructions this processor has and the system permits."""
+    """Measure byte products per cycle for the instructions that exist and are permitted."""
     values, doubts = dict[str, Measured](), dict[str, str]()
     for path, kernel, name in ((f"{_RATE}.dot.int8", "dot_bytes", "dot"), (f"{_RATE}.dot.int16", "dot_pairs", "pair")):
         products = session.constant(f"{name}_products")
@@ -97,7 +96,7 @@ def byte_rates(session: CpuSession) -> Finding:
 
 
 def fma_latency(session: CpuSession) -> Finding:
-    """Seconds from one multiply-add to the next that needs it."""
+    """Measure the latency of dependent multiply-adds."""
     path = "execution.step_latency_s"
     one, two = session.seconds("fma_one"), session.seconds("fma_two")
     doubts = {}
@@ -107,7 +106,7 @@ def fma_latency(session: CpuSession) -> Finding:
 
 
 def simple_rates(session: CpuSession) -> Finding:
-    """Additions, maxima and conversions per cycle."""
+    """Measure additions, maxima and conversions per cycle."""
     lanes, chains = session.spec.teu.lanes, session.constant("rate_chains")
     add, top = (_per_cycle(session, k, chains * lanes) for k in ("add_float32", "max_float32"))
     return Finding({
@@ -118,7 +117,7 @@ def simple_rates(session: CpuSession) -> Finding:
 
 
 def special_rate(session: CpuSession) -> Finding:
-    """Exponentials per cycle; divisions and roots beside them."""
+    """Measure exponentials, divisions and roots per cycle."""
     size, data = 8192, session.blocks("small", 8192, session.cores)
 
     def rate(kernel: str) -> Measured:
@@ -136,7 +135,7 @@ def special_rate(session: CpuSession) -> Finding:
 
 
 def issue_rate(session: CpuSession) -> Finding:
-    """Instructions per cycle of the best mix, times the lanes of a vector."""
+    """Measure instructions per cycle of the best mix, times the lanes of a vector."""
     lanes = session.spec.teu.lanes
     data = session.blocks("small", 8192)
     # Instructions per repetition: eight multiply-adds, eight loads, and the integer additions of the mix.
@@ -146,7 +145,7 @@ def issue_rate(session: CpuSession) -> Finding:
 
 
 def micro_kernel(session: CpuSession) -> Finding:
-    """Time reduction steps: what they take beside their multiply-adds, and up to how many accumulators."""
+    """Measure the overhead of reduction steps, and the accumulators at full rate."""
     registers = session.spec.limits.vector_registers or 16
     data, steps = session.blocks("panels", 65536), session.constant("tile_steps")
 
@@ -159,7 +158,7 @@ def micro_kernel(session: CpuSession) -> Finding:
     over = [(t, t.value - r * v / best) for r, v in _TILES[min(32, registers)] for t in [step(r, v)]]
     over.sort(key=lambda pair: pair[1])
     middle, beside = over[len(over) // 2]
-    # Whole quarters of a cycle: the windows do not tell more apart. The spread is that of a whole step.
+    # Rounded to quarters of a cycle, the resolution of the windows. The spread is that of a whole step.
     cycles = max(0.0, round(4 * beside) / 4)
     return Finding({
         "execution.step_issue_s": Measured(cycles / session.clock_hz, middle.spread, middle.samples),

@@ -1,4 +1,4 @@
-"""Compiles the CPU probes, owns their memory, and runs their kernels on threads bound to one processor per core."""
+"""Compiles CPU probes, allocates their memory, and runs their kernels on threads bound to cores."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from roller.hardware import DeviceSpec
 from roller.probing.measured import Measured, best_of
 from roller.probing.registry import microbench_folder
 
-#: Optimised as the code generator's backend would, vectors as wide as asked for, no traps and no ``errno`` in the way.
+#: Optimisation as in the code generator's backend, without floating-point traps and ``errno``.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared",
          "-fvisibility=hidden", "-pthread")  # fmt: skip
-#: Seconds of a window: long against the clock, short against a scheduler's time slice (4 ms).
+#: Length of a window in seconds: long relative to the clock's resolution, short relative to a time slice (4 ms).
 WINDOW_S = 4e-4
 _TIMEOUT_S = 120.0
 
 
 def native_flags(machine: str | None = None) -> tuple[str, ...]:
-    """Return the flags that let a C compiler use all of this processor's vectors.
+    """Return the C compiler flags for all vector instructions of this CPU.
 
-    Examples
-    --------
     >>> native_flags("aarch64")
     ('-mcpu=native',)
     """
@@ -40,7 +38,7 @@ def native_flags(machine: str | None = None) -> tuple[str, ...]:
 
 
 def build(sources: Sequence[Path], target: Path, flags: Sequence[str] = ()) -> Path:
-    """Compile C sources into a library with the system's C compiler (``CC``, else ``cc``)."""
+    """Compile C sources into a shared library with the system's C compiler (``CC``, else ``cc``)."""
     name = os.environ.get("CC") or "cc"
     path = shutil.which(name)
     if path is None:
@@ -60,25 +58,15 @@ def build(sources: Sequence[Path], target: Path, flags: Sequence[str] = ()) -> P
 
 
 class CpuSession:
-    """One visit to this machine's processor; a context manager that frees what it took.
-
-    Parameters
-    ----------
-    spec
-        What is known so far: cores, capacities, lanes.
-    windows
-        Windows per measurement.
-    budget_s
-        Seconds after which a measurement stops early.
-    """
+    """A measurement session on this CPU, with ``windows`` per measurement and at most ``budget_s`` seconds each."""
 
     def __init__(self, spec: DeviceSpec, windows: int = 40, budget_s: float = 0.06) -> None:
         self.spec, self.windows, self.budget_s = spec, windows, budget_s
         self.processors = one_per_core(spec.units)
-        #: Fastest clock seen: the first probe sets it, the others count cycles with it.
+        #: Fastest measured clock: the first probe sets it, the others count cycles with it.
         self.clock_hz, self.clocked = spec.clock_hz, False
         self._open = contextlib.ExitStack()
-        #: Where libraries are built; gone with the session.
+        #: Folder of built libraries, removed with the session.
         self.folder = Path(self._open.enter_context(scratch_folder("probe-")))
         self._blocks: dict[tuple[str, int, bool], list[int]] = {}
         sources = [p for p in sorted((microbench_folder() / "cpu").glob("*.c")) if p.stem != "launch"]
@@ -104,15 +92,15 @@ class CpuSession:
 
     @property
     def cores(self) -> int:
-        """Cores that are measured together."""
+        """Number of cores that are measured together."""
         return len(self.processors)
 
     def constant(self, name: str) -> int:
-        """Return a number the sources export, a loop's unrolled length for one."""
+        """Return an integer that the sources export, such as the unrolled length of a loop."""
         return ctypes.c_int.in_dll(self.library, name).value
 
     def blocks(self, name: str, size: int, count: int = 1, large_pages: bool = True) -> list[int]:
-        """Return addresses of ``count`` blocks of ``size`` bytes, each first touched by the core that will use it."""
+        """Return the addresses of ``count`` blocks of ``size`` bytes, each first touched by its core."""
         key = (name, size, large_pages)
         held = self._blocks.setdefault(key, [])
         while len(held) < count:
@@ -150,7 +138,6 @@ class CpuSession:
     def _fitting(
         self, kernel: str, data: Sequence[int], size: int, march: tuple[int, int], where: Sequence[int]
     ) -> int:
-        """Return the repetitions that fill a window."""
         count = 1
         while True:
             taken = min(self._drive(kernel, count, data, size, march, where, 3, 0.02))
@@ -175,7 +162,7 @@ class CpuSession:
 
 
 def one_per_core(cores: int) -> tuple[int, ...]:
-    """Return a processor of each physical core this process may use, at most ``cores`` of them."""
+    """Return one processor per physical core of this process, at most ``cores``."""
     chosen: dict[str, int] = {}
     for processor in threads.processors():
         chosen.setdefault(threads.core_name(processor), processor)

@@ -1,4 +1,4 @@
-"""Probes of a GPU: CUDA C that also builds as HIP, one source per quantity."""
+"""Probes of a GPU: CUDA C that also compiles as HIP, one source per quantity."""
 
 from roller.probing.gpu import compute, memory
 from roller.probing.probe import Probe
@@ -6,7 +6,7 @@ from roller.probing.probe import Probe
 _RATES = "compute.ops_per_cycle_per_unit"
 _SHARED, _L2, _GLOBAL = (f"memory_layers.{name}" for name in ("shared", "l2", "global"))
 
-#: In the order they run: the clock, which rates per cycle need, comes first.
+#: In order of execution: the clock, which rates per cycle need, comes first.
 PROBES: tuple[Probe, ...] = (
     Probe("tiles", "gpu", ("clock_hz", f"{_RATES}.fma", "execution.step_latency_s", "execution.step_issue_s"),
           "gpu/tiles.cu", compute.tiles),

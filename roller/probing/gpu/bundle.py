@@ -1,4 +1,4 @@
-"""From a specification to times and back: on a device that is here, or through a folder that travels to it."""
+"""Runs GPU probes on a local device, or through a bundle that travels to the device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner
 from roller.targets import target_for
 
-#: Floors a machine needs on which the probes only run (the standard library, NumPy and CuPy do the rest). The modules
-#: beside the floors are few and small: all of them go along.
+#: Subpackages that a machine needs to run probes, besides the standard library, NumPy and CuPy. All
+#: top-level modules are included.
 DRIVER = ("core", "expr", "targets", "tile", "backends", "runtime")
 
 _PLANS: tuple[Callable[[DeviceSpec], ProbePlan | None], ...] = (
@@ -31,10 +31,8 @@ _PLANS: tuple[Callable[[DeviceSpec], ProbePlan | None], ...] = (
 
 
 def plans(spec: DeviceSpec) -> tuple[ProbePlan, ...]:
-    """Return the plans of all probes of a GPU, in the order they run.
+    """Return the plans of all GPU probes in order of execution.
 
-    Examples
-    --------
     >>> from roller.hardware import load_spec
     >>> [p.name for p in plans(load_spec("k80"))][:4]
     ['tiles', 'rates', 'shared', 'latency']
@@ -43,7 +41,7 @@ def plans(spec: DeviceSpec) -> tuple[ProbePlan, ...]:
 
 
 def image_of(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
-    """Return a plan's kernels built for a device, or why they cannot be."""
+    """Return a plan's kernels built for a device, or the reason of the failure."""
     target = target_for(spec)
     try:
         return built(plan.source, target.language, plan.arch or spec.target["arch"], target.probe_options)
@@ -52,7 +50,7 @@ def image_of(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
 
 
 def create_bundle(spec: DeviceSpec, folder: Path) -> dict[str, Any]:
-    """Write all probes of a GPU as a folder that runs where the device is, with what runs it."""
+    """Write all GPU probes, with a runner, as a folder to run on the device's machine."""
     if not spec.traits.discrete:
         raise ArtifactError(
             f"--device: expected the specification of a GPU, got '{spec.name}'. Probe a CPU where it is."
@@ -79,13 +77,13 @@ def _write(work: Filling, plan: ProbePlan, image: bytes | str) -> dict[str, Any]
 
 
 def properties_of_results(results: Mapping[str, Any]) -> DeviceProperties:
-    """Return what the device said of itself where a bundle ran."""
+    """Return the device's properties from a bundle's results."""
     data = dict(results["properties"])
     return properties_of({**data, "stated": dict(data.get("stated", {}))})
 
 
 def session_of_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
-    """Return the session of what a bundle brought home, and the results themselves."""
+    """Return the session for a bundle's results, and the results."""
     results = RESULTS.read(path)
     spec = parse_spec(results["yaml"], f"{path}: yaml")
     if spec.content_key != results["spec"]["content_key"]:
@@ -104,20 +102,7 @@ def session_of_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
 
 
 class DeviceSession(GpuSession):
-    """A session that measures on a device that is here; a context manager that ends the device process.
-
-    Parameters
-    ----------
-    handle
-        The device.
-    describe
-        What the device says of itself -> the specification to start from.
-
-    Raises
-    ------
-    LaunchError
-        Where the device cannot be reached.
-    """
+    """A session on a local device, ended on exit; ``describe`` returns the specification to start from."""
 
     def __init__(self, handle: DeviceHandle, describe: Callable[[DeviceProperties], DeviceSpec]) -> None:
         self._runner = PlanRunner(handle)

@@ -1,4 +1,4 @@
-"""Probes of one unit: scratchpad, register tiles, instruction classes, matrix unit, barriers and launches."""
+"""GPU probes of one unit: scratchpad, register tiles, instruction classes, matrix unit, barriers and launches."""
 
 from __future__ import annotations
 
@@ -22,32 +22,30 @@ from roller.targets import target_for
 
 _RATES = "compute.ops_per_cycle_per_unit"
 _BLOCK = 512
-#: Strides (words) of the lanes, and scratchpads that may explain their times: (banks, bytes of one).
+#: Strides of the lanes in words, and scratchpad hypotheses: (banks, bytes per bank).
 _STRIDES = (1, 2, 3, 4, 8, 16, 32, 33, 64)
 _BANKS = tuple((banks, width) for banks in (16, 32, 64) for width in (4, 8))
-#: Register tiles, and warps per unit, within the threads a block of their kernel may have.
+#: Register tiles with the maximum threads of their kernel, and warps per unit.
 _TILES = {(1, 1): 1024, (2, 2): 1024, (4, 4): 1024, (8, 4): 512, (8, 8): 512}
 _WARPS = (1, 2, 4, 8, 16, 32)
-#: Class and operations of one thread and step, per kernel.
+#: Class, and operations per thread and step, by kernel.
 _CLASSES = {"add": ("add", 64), "special": ("special", 64), "widen": ("convert.float16", 64),
             "convert": ("convert_to.float16", 64), "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64),
             "integer": ("integer", 128), "issue_integer": ("issue", 256), "issue_shared": ("issue", 48)}  # fmt: skip
 _PARAMETERS = {"integer": (0x55AA, 3), "issue_integer": (0x55AA, 3), "issue_shared": (32,)}
-#: Integer instructions have pipes of their own where both kinds mixed take less than this share of one after another.
+#: Maximum ratio of mixed to sequential time that proves separate integer pipes.
 _BESIDE = 0.85
-#: A pipe that half the warps fill nearly as fast as all was not full: their share of the time at most.
+#: Maximum ratio of the times with half and with all warps; above it latency, not the pipe, is the bound.
 _HALF = 0.8
 _VALUES = (0.25, 0.5, 1.0)
-#: Groups of TEUs per block, and multiply-adds of each in a step, of the kernel whose instructions read scratchpad.
+#: Groups of TEUs per block, and multiply-adds per group and step, of the kernel that reads scratchpad directly.
 _GROUPS, _GROUP_STEP = 2, 4 * 64 * 256 * 16
 _MATRIX_DTYPES = ("float16", "bfloat16", "int8")
 
 
 def conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int:
-    """Return how many words of one bank the lanes of a TEU ask for at most, their 4-byte words ``stride`` apart.
+    """Return the maximum words per bank that a TEU's lanes access, with 4-byte words ``stride`` apart.
 
-    Examples
-    --------
     >>> [conflict_degree(s, 32, 32, 4) for s in (1, 2, 3, 32, 33)]
     [1, 2, 1, 32, 1]
     >>> conflict_degree(2, 32, 32, 8)
@@ -58,7 +56,7 @@ def conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int:
 
 
 def shared_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return wide loads side by side, and words at several strides."""
+    """Return the plan for wide adjacent loads and for words at several strides."""
     layer, lanes = spec.layer("shared"), spec.teu.lanes
     grid = min(full_grid(spec, _BLOCK), spec.units * max(1, layer.capacity_bytes // 32768))
     threads = grid * _BLOCK
@@ -72,7 +70,7 @@ def shared_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def shared(session: GpuSession) -> Finding:
-    """Return bandwidth, banks and the rate of loads of the scratchpad."""
+    """Measure scratchpad bandwidth, banks and load rate."""
     spec = session.spec
     timed = session.measure(shared_plan(spec))
     values: dict[str, Measured] = {}
@@ -98,7 +96,7 @@ def shared(session: GpuSession) -> Finding:
 
 
 def tiles_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return reduction steps of five register tiles, with one to all warps of a unit."""
+    """Return the plan for reduction steps of five register tiles, with one to all warps of a unit."""
     lanes, schedulers, ex = spec.teu.lanes, spec.teu.schedulers_per_unit, spec.execution
     fma_s = lanes * schedulers * spec.units / spec.ops_per_s("fma")
     cases = []
@@ -118,7 +116,7 @@ def tiles_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def tiles(session: GpuSession) -> Finding:
-    """Return clock, multiply-add rate, and latency and issue time of a reduction step."""
+    """Measure clock, multiply-add rate, and latency and issue time of a reduction step."""
     spec = session.spec
     timed = session.measure(tiles_plan(spec))
     every = list(timed.values())
@@ -140,7 +138,7 @@ def tiles(session: GpuSession) -> Finding:
 
 
 def rates_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return eight independent chains per thread of each class, with all warps of a unit and with half of them."""
+    """Return the plan for eight independent chains per thread of each class, with all and with half the warps."""
     parts = {"full": spec.units * 2, "half": spec.units}
     cases = []
     for entry, (name, operations) in _CLASSES.items():
@@ -151,7 +149,7 @@ def rates_plan(spec: DeviceSpec) -> ProbePlan:
             if entry == "convert":
                 both = sum(1 / rate_of(rates, *x) for x in (("add", "float32"), ("convert", "float16")))
                 seconds += 64 * grid * _BLOCK * both / spec.units / spec.clock_hz
-            if entry == "issue_integer" and "integer" not in rates:  # they take turns
+            if entry == "issue_integer" and "integer" not in rates:  # shared pipe
                 seconds = max(seconds, 256 * grid * _BLOCK / spec.ops_per_s("add"))
             parameters = _PARAMETERS.get(entry, ())
             cases.append(Case(f"{entry} {part}", entry, grid, _BLOCK, parameters, seconds, output_dtype="float32"))
@@ -159,7 +157,7 @@ def rates_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def rates(session: GpuSession) -> Finding:
-    """Return operations per cycle and unit of the instruction classes."""
+    """Measure operations per cycle and unit of the instruction classes."""
     spec = session.spec
     timed = session.measure(rates_plan(spec))
     values: dict[str, Measured] = {}
@@ -179,7 +177,7 @@ def rates(session: GpuSession) -> Finding:
                 continue
             step = step.minus(timed["add full"].step).minus(timed["widen full"].step)
         found = step.rate(operations * full.case.threads / spec.units / session.clock_hz)
-        if path not in values or found.value > values[path].value:  # the most of several mixes
+        if path not in values or found.value > values[path].value:  # the maximum over mixes
             values[path] = found
             doubts.pop(path, None)
     together = _turns(timed)
@@ -195,16 +193,15 @@ def _class_and_dtype(name: str) -> tuple[str, str]:
 
 
 def _turns(timed: Mapping[str, Timed]) -> float | None:
-    """Return the time of multiply-adds and integer instructions mixed, over that of one kind after the other."""
     names = ("issue_integer full", "add full", "integer full")
     if not set(names) <= set(timed):
         return None
     mixed, add, integer = (timed[n].step.value for n in names)
-    return mixed / (2 * add + integer)  # 128 multiply-adds are as long as 128 additions, two steps of that kernel
+    return mixed / (2 * add + integer)  # 128 multiply-adds take as long as 128 additions, two steps
 
 
 def matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
-    """Return multiplied fragments of a TEU, for the dtypes the specification names; ``None`` where that is none."""
+    """Return the plan for fragments of the specification's dtypes, or ``None`` without a matrix unit."""
     source, per_step = target_for(spec).matrix_probe
     given = spec.compute.ops_per_cycle_per_unit
     grid, block = spec.units * 2, 8 * spec.teu.lanes
@@ -219,7 +216,7 @@ def matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
 
 
 def matrix(session: GpuSession) -> Finding:
-    """Return multiply-adds per cycle and unit of the matrix unit, per dtype."""
+    """Measure multiply-adds per cycle and unit of the matrix unit, per dtype."""
     spec = session.spec
     asked = matrix_plan(spec)
     if asked is None:
@@ -234,7 +231,7 @@ def matrix(session: GpuSession) -> Finding:
 
 
 def group_matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
-    """Return products of instructions that read scratchpad by themselves; ``None`` where there are none."""
+    """Return the plan for instructions that read scratchpad directly, or ``None`` if there are none."""
     alone = (f for f in spec.emitted.fragments if f.reads_scratchpad)
     forms = {f.operand: f for f in alone if f"{f.rate}.{f.operand}" in _given(spec)}
     cases = []
@@ -252,7 +249,7 @@ def _given(spec: DeviceSpec) -> Mapping[str, float]:
 
 
 def group_matrix(session: GpuSession) -> Finding:
-    """Return multiply-adds per cycle and unit of these instructions, per dtype."""
+    """Measure multiply-adds per cycle and unit of these instructions, per dtype."""
     spec = session.spec
     asked = group_matrix_plan(spec)
     if asked is None:
@@ -265,7 +262,7 @@ def group_matrix(session: GpuSession) -> Finding:
 
 
 def control_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return launches of an empty kernel, and barriers of a block of eight TEUs on every unit."""
+    """Return the plan for launches of an empty kernel, and barriers in a block of eight TEUs on every unit."""
     cases = (
         Case("launch", "empty", 1, spec.teu.lanes, (5,), spec.execution.launch_s, launches=True),
         Case("barrier", "barrier", spec.units, 8 * spec.teu.lanes, (1,), 16 * spec.execution.barrier_s),
@@ -274,7 +271,7 @@ def control_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def control(session: GpuSession) -> Finding:
-    """Return the cost of a launch and of a barrier."""
+    """Measure the cost of a launch and of a barrier."""
     timed = session.measure(control_plan(session.spec))
     values = {}
     if "launch" in timed:

@@ -1,8 +1,7 @@
-"""From times to the numbers of the model: each formula is the model's own, solved for its constants.
+"""Fits the model's constants to measured times, with the model's own formulas.
 
-Fits are least squares in logarithms (a time is off by a factor, not by seconds). The spread of a constant is the
-width of its 95 % interval, from the residuals and the Jacobian: where times are noisy, or do not follow the
-formula, it is wide and the value is refused.
+Fits are least squares in logarithms, because errors are factors. The spread of a constant is the width of its 95 %
+interval, from residuals and Jacobian; noisy times, or times off the formula, give a wide one and are refused.
 """
 
 from __future__ import annotations
@@ -16,19 +15,17 @@ from roller.errors import SpecError
 from roller.probing.measured import Measured
 
 Array = np.ndarray
-#: Steps of the minimiser at most, and the change in the residual that ends it.
+#: Maximum steps of the minimiser, and the relative gain that ends it.
 _MOST_STEPS, _ENOUGH = 200, 1e-12
-#: A size explains the times if it leaves less than this (root mean square of logarithms) ...
+#: Maximum residual of an accepted size (root mean square of logarithms) ...
 _EXPLAINED = 0.2
-#: ... and the next best leaves this many times more.
+#: ... and minimum ratio of the next best residual to it.
 _CLEARER = 1.4
 
 
 def fit(model: Callable[[Array], Array], start: Sequence[float], samples: int) -> list[Measured]:
     """Minimise the sum of squares of ``model`` over positive constants (Levenberg-Marquardt in their logarithms).
 
-    Examples
-    --------
     >>> x = np.arange(1.0, 6.0)
     >>> [m] = fit(lambda c: np.log(c[0] * x) - np.log(3.0 * x), [1.0], 5)
     >>> round(m.value, 6), m.spread < 1e-6
@@ -77,10 +74,8 @@ def fit_saturation(warps: Array, bytes_per_s: Array, samples: int) -> tuple[Meas
 def fit_steps(
     outputs: Array, warps: Array, seconds: Array, schedulers: int, samples: int
 ) -> tuple[Measured, Measured, Measured]:
-    """Return latency, issue time and time of one multiply-add (s) of a register tile's reduction step.
-
-    ``seconds = latency + max(1, warps/schedulers) * outputs * fma + warps/schedulers * issue``, as the model has it.
-    """
+    """Return latency, issue time and multiply-add time (s) of a register tile's reduction step."""
+    # The model: seconds = latency + max(1, warps/schedulers) * outputs * fma + warps/schedulers * issue.
     share = warps / schedulers
 
     def residuals(c: Array) -> Array:
@@ -96,10 +91,8 @@ def fit_steps(
 
 
 def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
-    """Return the hypothesis whose counts the times are proportional to.
+    """Return the hypothesis whose counts are proportional to the times.
 
-    Examples
-    --------
     >>> choose(np.array([1.0, 1.02, 2.01]), {32: np.array([1, 1, 2]), 64: np.array([1, 1, 1])}, "transaction")
     32
     """
@@ -116,10 +109,8 @@ def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
 
 
 def edge(sizes: Array, seconds: Array) -> float:
-    """Return the size where the time has come half the way, in logarithms, from its lower to its upper level.
+    """Return the size at which the time is half-way, in logarithms, between its two levels.
 
-    Examples
-    --------
     >>> round(edge(np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.0, 4.0, 4.0])), 2)
     2.83
     """
@@ -138,7 +129,7 @@ def edge(sizes: Array, seconds: Array) -> float:
 
 
 def resampled(draw: Callable[[np.random.Generator], float], times: int, samples: int) -> Measured:
-    """Return a value and how far it moves when the windows behind it are drawn anew."""
+    """Return a value with the spread over resampled windows."""
     rng = np.random.default_rng(7)
     values = np.array([draw(rng) for _ in range(times)])
     middle = float(np.median(values))

@@ -1,4 +1,4 @@
-"""Probes of global memory and L2: their cases, and the fields their times are worth."""
+"""GPU probes of global memory and L2: their cases, and the fields that follow from the times."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, ProbePlan
 
-#: Buffers of global memory are at least this large (bytes; some devices have another cache before it), and this many
-#: times L2.
+#: Minimum size of global memory buffers (bytes; some devices have a further cache), and minimum
+#: multiple of L2.
 BUFFER_BYTES, BUFFER_CACHES = 1 << 30, 16
-#: Loads a step of ``walk_N`` keeps in flight, and from which share of the resident TEUs on it is tried.
+#: Loads in flight per step of ``walk_N``, and minimum share of resident TEUs to test it at.
 _LOADS = {1: 0.0, 2: 0.25, 4: 0.125}
 _BLOCK = 512
-#: Sizes of the region, in parts of L2, over which its edge is looked for.
+#: Region sizes relative to L2, for locating its edge.
 _PARTS = (0.25, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 4.0, 6.0)
-#: (bytes of a run, its offset) and sizes a transaction may have.
+#: (bytes of a run, its offset), and hypotheses of the transaction size.
 _RUNS = (
     (4, 0),
     (8, 0),
@@ -44,7 +44,7 @@ _PITCH_WORDS = 64
 
 
 def buffer_words(spec: DeviceSpec) -> int:
-    """Return the words of a buffer that no cache holds: a power of two, at most an eighth of the memory."""
+    """Return the words of a buffer beyond all caches: a power of two, at most an eighth of the memory."""
     wanted = max(BUFFER_BYTES, BUFFER_CACHES * spec.layer("l2").capacity_bytes)
     size = 1 << math.ceil(math.log2(wanted))
     while size > spec.layer("global").capacity_bytes // 8:
@@ -53,7 +53,7 @@ def buffer_words(spec: DeviceSpec) -> int:
 
 
 def saturated(spec: DeviceSpec, warps: float) -> float:
-    """Return bytes per second of global memory with some loads of TEUs in flight, as the specification has it."""
+    """Return the specified global memory bandwidth for a number of loads in flight, in units of TEUs."""
     layer = spec.layer("global")
     peak, p = layer.bandwidth_bytes_per_s, layer.saturation_exponent or 1.4
     alone = layer.bandwidth_per_teu_bytes_per_s or peak / full_warps(spec)
@@ -61,7 +61,7 @@ def saturated(spec: DeviceSpec, warps: float) -> float:
 
 
 def dram_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return walks with few and many loads in flight, and a copy with all."""
+    """Return the plan for walks with few to many loads in flight, and a copy with all."""
     words, lanes, full = buffer_words(spec), spec.teu.lanes, full_warps(spec)
     cases = []
     for loads, share in _LOADS.items():
@@ -89,7 +89,7 @@ def dram_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def dram(session: GpuSession) -> Finding:
-    """Return bandwidth, bandwidth per TEU and saturation exponent of global memory."""
+    """Measure bandwidth, bandwidth per TEU and saturation exponent of global memory."""
     timed = session.measure(dram_plan(session.spec))
     values: dict[str, Measured] = {}
     copy = timed.get("copy")
@@ -105,7 +105,7 @@ def dram(session: GpuSession) -> Finding:
 
 
 def steps_of(timed: list[Timed]) -> np.ndarray:
-    """Return seconds of a step of each case."""
+    """Return the seconds per step of each case, or raise if they are noise."""
     steps = [t.step for t in timed]
     for t, m in zip(timed, steps, strict=True):
         if m.value <= 0 or m.spread > 1.0:
@@ -117,12 +117,11 @@ def steps_of(timed: list[Timed]) -> np.ndarray:
 
 
 def _region(size_bytes: float) -> int:
-    """Return 16-byte vectors of a region: a multiple of four times the width of a block."""
     return max(1, round(size_bytes / 16 / (4 * _BLOCK))) * 4 * _BLOCK
 
 
 def l2_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the same reads over regions within and beyond L2."""
+    """Return the plan for the same reads over regions within and beyond L2."""
     capacity, grid = spec.layer("l2").capacity_bytes, full_grid(spec, _BLOCK)
     cases = []
     for part in _PARTS:
@@ -133,7 +132,7 @@ def l2_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def l2(session: GpuSession) -> Finding:
-    """Return bandwidth and capacity of L2."""
+    """Measure bandwidth and capacity of L2."""
     timed = session.measure(l2_plan(session.spec))
     values: dict[str, Measured] = {}
     inside = timed.get(f"part={_PARTS[0]}")
@@ -146,7 +145,7 @@ def l2(session: GpuSession) -> Finding:
     try:
         at = edge(sizes, steps_of(every))
         found = resampled(lambda rng: edge(sizes, np.array([t.drawn(rng) for t in every])), 25, samples_of(every))
-        above = int(np.argmax(sizes >= at))  # between two sizes that were tried anything may be true
+        above = int(np.argmax(sizes >= at))  # the edge is uncertain between two tested sizes
         apart = float(sizes[above] / sizes[above - 1] - 1)
         values[path] = Measured(found.value, max(found.spread, apart), found.samples)
     except SpecError as err:
@@ -155,10 +154,8 @@ def l2(session: GpuSession) -> Finding:
 
 
 def transactions_of(run: int, offset: int, size: int) -> int:
-    """Return the transactions of ``size`` bytes that a run of bytes touches.
+    """Return the number of transactions of ``size`` bytes that a run of bytes touches.
 
-    Examples
-    --------
     >>> transactions_of(32, 0, 32), transactions_of(32, 16, 32), transactions_of(4, 0, 64)
     (1, 2, 1)
     """
@@ -166,7 +163,7 @@ def transactions_of(run: int, offset: int, size: int) -> int:
 
 
 def transactions_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return runs of bytes, aligned and not, over L2 and over fresh global memory."""
+    """Return the plan for aligned and unaligned runs of bytes in L2 and in fresh global memory."""
     grid, everything = full_grid(spec, _BLOCK), buffer_words(spec)
     threads = grid * _BLOCK
     lines = spec.layer("l2").capacity_bytes // 2 // (4 * _PITCH_WORDS)
@@ -188,7 +185,7 @@ def transactions_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def transactions(session: GpuSession) -> Finding:
-    """Return the transaction of L2, and what global memory brings at least."""
+    """Measure the L2 transaction size and the minimum fetch of global memory."""
     timed = session.measure(transactions_plan(session.spec))
     values: dict[str, Measured] = {}
     doubts: dict[str, str] = {}
@@ -199,7 +196,7 @@ def transactions(session: GpuSession) -> Finding:
         except SpecError as err:
             values |= doubted(err, doubts, f"memory_layers.{field}")
     asked, moved = (f"memory_layers.{x}.transaction_bytes" for x in ("l2", "global"))
-    if asked in values:  # what L2 is asked for is what a load of global memory moves at least
+    if asked in values:  # a load from global memory moves at least an L2 transaction
         values[moved] = values[asked]
     if asked in doubts:
         doubts[moved] = doubts[asked]
@@ -223,7 +220,7 @@ def _transaction(timed: Mapping[str, Timed], field: str) -> Measured:
 
 
 def latency_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return chains through scratchpad, through a part of L2, and through four times L2."""
+    """Return the plan for pointer chains through scratchpad, a part of L2, and four times L2."""
     capacity = spec.layer("l2").capacity_bytes
     inputs = (
         Contents("chain", 1024),
@@ -239,6 +236,6 @@ def latency_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def latency(session: GpuSession) -> Finding:
-    """Return the latency of scratchpad, L2 and global memory."""
+    """Measure the latency of scratchpad, L2 and global memory."""
     timed = session.measure(latency_plan(session.spec))
     return Finding({f"memory_layers.{k}.latency_s": t.step.times(1 / 16) for k, t in timed.items()}, session.taken())

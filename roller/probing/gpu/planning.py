@@ -1,4 +1,4 @@
-"""Helpers that every plan needs: what fits on a device, and results each case must leave."""
+"""Helpers for probe plans: resident blocks and TEUs, and expected results of each case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.probing.gpu.reference import reference_of
 from roller.probing.registry import microbench_folder
 from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, ProbePlan
 
-#: Threads whose results are compared.
+#: Number of threads whose results are compared.
 _SAMPLED = 24
 #: Relative tolerance of floating-point results; integers are exact.
 _TOLERANCE = {"int32": 0.0, "float32": 2e-3}
@@ -23,7 +23,7 @@ _TOLERANCE = {"int32": 0.0, "float32": 2e-3}
 
 @functools.cache
 def source_of(name: str) -> str:
-    """Return the text of a probe with the few portable names of its header."""
+    """Return the source of a probe with its portability header inlined."""
     folder = microbench_folder() / "gpu"
     try:
         text = (folder / f"{name}.cu").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def plan(
     source: str | None = None,
     arch: str = "",
 ) -> ProbePlan:
-    """Return a plan whose cases know what they must leave."""
+    """Return a plan whose cases have expected results."""
     words = output_words or max(c.threads + (c.grid if c.cycles_word is not None else 0) for c in cases)
     done = tuple(
         c if c.checks else replace(c, checks=_checks(c, inputs[c.input], source), tolerance=_TOLERANCE[c.output_dtype])
@@ -60,13 +60,13 @@ def _checks(case: Case, data: Contents, source: str | None) -> tuple[tuple[int, 
 
 
 def full_warps(spec: DeviceSpec) -> int:
-    """Return the TEUs that are resident on the whole device in blocks of two."""
-    assert spec.limits.threads_per_unit and spec.limits.blocks_per_unit  # the schema requires them of a GPU
+    """Return the resident TEUs of the whole device in blocks of two."""
+    assert spec.limits.threads_per_unit and spec.limits.blocks_per_unit  # required for GPUs by the schema
     return spec.units * min(spec.limits.threads_per_unit // spec.teu.lanes, 2 * spec.limits.blocks_per_unit)
 
 
 def full_grid(spec: DeviceSpec, block: int) -> int:
-    """Return the blocks of ``block`` threads, of 32 registers each, that are resident on the whole device."""
+    """Return the resident blocks of ``block`` threads with 32 registers each, on the whole device."""
     lim = spec.limits
     assert lim.threads_per_unit and lim.registers_per_unit and lim.blocks_per_unit  # likewise
     per_unit = min(lim.threads_per_unit // block, lim.registers_per_unit // (32 * block), lim.blocks_per_unit)
@@ -74,10 +74,8 @@ def full_grid(spec: DeviceSpec, block: int) -> int:
 
 
 def powers(low: int, high: int) -> tuple[int, ...]:
-    """Return the powers of two from ``low`` on, and ``high`` itself.
+    """Return the powers of two from ``low`` up to ``high``, and ``high`` itself.
 
-    Examples
-    --------
     >>> powers(4, 20)
     (4, 8, 16, 20)
     """

@@ -1,7 +1,4 @@
-"""What the probes' kernels must leave behind, in NumPy: the proof that the work they are timed for was done.
-
-One function per family of kernels, written from the header's text and not from the kernel: threads in, values out.
-"""
+"""NumPy references of the probe kernels, which prove that the timed work was done."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ import numpy as np
 
 from roller.runtime.probe_format import Case, Contents
 
-#: Steps, case, its input and the threads asked for -> the word each thread leaves.
+#: Function from steps, case, input and thread numbers to the word that each thread writes.
 Reference = Callable[[int, Case, Contents, np.ndarray], np.ndarray]
 _TURNS = 8
 _VALUES = 8
 
 
 def wrapped(values: np.ndarray) -> np.ndarray:
-    """Return integers as 32 bits hold them."""
+    """Return integers wrapped to 32 bits."""
     return np.asarray(values, np.int64).astype(np.uint32).view(np.int32)
 
 
@@ -66,7 +63,7 @@ def _chase(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.nd
 
 
 def _operands(data: Contents, rows: np.ndarray, lane: np.ndarray, count: int, pitch: int) -> np.ndarray:
-    """Return what each lane loads for each step: vectors of up to four words, side by side, then `pitch` on."""
+    """Return the lanes' operands per step: vectors of up to four words, then the next ones ``pitch`` words on."""
     n = np.arange(count)
     place = lane[:, None] * min(count, 4) + n // 4 * pitch + n % 4
     return data.at(rows[:, None, None] + place).astype(np.float64)
@@ -87,7 +84,7 @@ def _tile(ry: int, rx: int) -> Reference:
 def _each(
     start: float, step: float, dtype: type, turn: Callable[[np.ndarray], np.ndarray], lanes: int = 1
 ) -> Reference:
-    """Return the reference of eight values per thread that go through ``turn`` eight times a step."""
+    """Return the reference for eight values per thread that pass through ``turn`` eight times a step."""
 
     def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
         x = (data.at(np.array(0)) + step * np.arange(_VALUES)).astype(dtype)
@@ -161,7 +158,7 @@ def _matrix_uniform(steps: int, case: Case, data: Contents, threads: np.ndarray)
 
 def _group_matrix(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
     a, b = data.at(np.arange(16)).astype(np.float64).reshape(2, 8)
-    one = steps * 4 * 2 * float(a @ b)  # four products a step, each of sixteen along k
+    one = steps * 4 * 2 * float(a @ b)  # four products per step with k = 16
     return np.full(len(threads), one * sum(i % 3 + 1 for i in range(128)))
 
 

@@ -1,4 +1,4 @@
-"""The times a GPU's probes ask for: measured when asked on a device, or read from what a bundle brought home."""
+"""Times of GPU probes, measured on a device or read from a bundle's results."""
 
 from __future__ import annotations
 
@@ -14,64 +14,45 @@ from roller.hardware import DeviceSpec
 from roller.probing.measured import Measured, best_of
 from roller.runtime.probe_format import Case, ProbePlan
 
-#: Results of a plan: per case, what the device process answered.
+#: Results of a plan by case, as the device process reports them.
 Results = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One case and its times.
-
-    Parameters
-    ----------
-    case
-        The case.
-    steps
-        Steps ``n`` of the short run.
-    once, twice
-        Seconds of each run of ``n`` and of ``2n`` steps.
-    cycles
-        Cycles of a step, where counted.
-    """
+    """One case and its times."""
 
     case: Case
-    steps: int
+    steps: int  #: Steps ``n`` of the short run
+    #: Seconds of each run of ``n`` and of ``2n`` steps.
     once: tuple[float, ...]
     twice: tuple[float, ...]
-    cycles: float | None = None
+    cycles: float | None = None  #: Cycles per step, if counted
 
     @property
     def step(self) -> Measured:
-        """Seconds of a step: what ``n`` steps more take longer, so that launch and start-up cancel."""
+        """Seconds per step from the difference of the runs, which cancels launch and start-up."""
         return best_of(self.twice).minus(best_of(self.once)).times(1 / self.steps)
 
     def drawn(self, rng: np.random.Generator) -> float:
-        """Return seconds of a step from one run of each kind, of the faster half."""
+        """Return the seconds per step from one random run of each kind, among the faster halves."""
         short, long = (sorted(x)[: max(3, len(x) // 2)] for x in (self.once, self.twice))
         return max(1e-15, (float(rng.choice(long)) - float(rng.choice(short))) / self.steps)
 
 
 class GpuSession:
-    """What the probes of one device know.
-
-    Parameters
-    ----------
-    spec
-        Its specification before.
-    source
-        Plan -> results by case; runs it, or looks it up.
-    """
+    """State of the probes of one GPU; ``source`` runs a plan, or looks up its results by case."""
 
     def __init__(self, spec: DeviceSpec, source: Callable[[ProbePlan], Results]) -> None:
         self.spec = spec
         self._source = source
-        #: Clock the tiles probe found under load (Hz); the specification's until then.
+        #: Clock under load (Hz) from the tiles probe; before it, the specification's.
         self.clock_hz = spec.clock_hz
-        #: What a person should know: cases that failed, and why.
+        #: Messages about failed cases.
         self.remarks: list[str] = []
 
     def measure(self, plan: ProbePlan) -> dict[str, Timed]:
-        """Return the cases of a plan that ran and were right, by key; each other is a remark."""
+        """Return the successful cases of a plan by key; each failure becomes a remark."""
         results = self._source(plan)
         good = {}
         for case in plan.cases:
@@ -91,17 +72,17 @@ class GpuSession:
         return good
 
     def taken(self) -> tuple[str, ...]:
-        """Return the remarks since the last time, and forget them."""
+        """Return the remarks since the last call, and clear them."""
         found, self.remarks = tuple(self.remarks), []
         return found
 
 
 def doubted(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Measured]:
-    """Return values that must not be written, and note why."""
+    """Return values that must not be written, and record the reason."""
     doubts.update(dict.fromkeys(paths, str(reason)))
     return dict.fromkeys(paths, Measured(0.0, math.inf, 0))
 
 
 def samples_of(timed: Sequence[Timed]) -> int:
-    """Return the windows behind some cases."""
+    """Return the total number of windows of the cases."""
     return sum(len(t.once) + len(t.twice) for t in timed)

@@ -1,8 +1,4 @@
-"""What the driver says of a device, held against a specification: this one, or one like it.
-
-A device of a known architecture takes the nearest specification; one of an architecture nobody wrote down yet takes
-that of the nearest older one in its language, so that a probe has something to start from that the device has too.
-"""
+"""Compares the driver's numbers with a specification."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.hardware.spec import settable
 
-#: Bytes that differ less are the same: memory of the driver's own, decimal against binary units. Counts are exact.
+#: Relative tolerance of byte sizes (driver-reserved memory, decimal against binary units); counts are exact.
 SAME = 0.08
 _CAPACITY, _BUDGET = "memory_layers.shared.capacity_bytes", "memory_layers.shared.usable_bytes"
 
@@ -36,16 +32,16 @@ def base_of(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> Device
 
 
 def _of_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
-    """Return a specification as that of a device of another architecture, with what both have."""
+    """Return a specification for a device of another architecture, with the features of both."""
     target = tuple((k, properties.arch if k == "arch" else v) for k, v in near.target_items)
     fragments, execution = near.fragments, near.execution
     if _number(near.target["arch"]) > _number(properties.arch):
         fragments, execution = (), replace(execution, async_copy_bytes=None)
-    # Architecture-specific instructions are of one architecture: later ones do not load their kernels.
+    # Kernels with architecture-specific instructions do not load on later architectures.
     kept = tuple(f for f in fragments if not f.arch or same_arch(f.arch, properties.arch))
     text = f"{properties.name}, starting from {near.name}"
     spec = replace(near, target_items=target, description=text, fragments=kept, execution=execution)
-    # What a block may use is the architecture's own: by opt-in, or surely what it may declare statically.
+    # A block's scratchpad limit depends on the architecture: the opt-in limit, else the static one.
     stated, shared = dict(properties.stated), spec.layer("shared")
     known = shared.usable_bytes or shared.capacity_bytes
     budget = stated.get(_BUDGET) or min(known, stated.get("limits.shared_bytes_per_block", known))
@@ -57,8 +53,6 @@ def _of_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSp
 def _number(arch: str) -> int:
     """Return an architecture's number; AMD's last two digits may be hexadecimal.
 
-    Examples
-    --------
     >>> _number("sm_89"), _number("gfx90a") - _number("gfx906")
     (89, 4)
     """
@@ -74,7 +68,7 @@ def as_stated(spec: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
         tolerance = SAME if path.endswith("_bytes") else 0.0
         if path in known and path != _BUDGET and abs(value / before.get(path, value) - 1.0) > tolerance:
             changed[path] = value
-    # A budget may be chosen smaller than the limits of a block and of a unit; it cannot exceed them.
+    # A budget may be smaller than the limits of a block and of a unit, but not larger.
     limits = [changed[_CAPACITY]] if _CAPACITY in changed else []
     limits += [value for path, value in properties.stated if path == _BUDGET]
     budget = before.get(_BUDGET, 0.0)

@@ -1,4 +1,4 @@
-"""GPU kernels for sizes that vary from call to call, for :mod:`roller.compiler.dynamic`."""
+"""GPU kernels for dynamic sizes."""
 
 from roller.compiler.dynamic.gpu.programs import UNUSED, fault, predicted
 from roller.compiler.dynamic.gpu.search import compile_range

@@ -1,9 +1,7 @@
-"""Programs of a GPU whose extents are functions of sizes, and their one kernel for all that have the same code.
+"""GPU programs with dynamic extents, and one kernel for all sizes with the same code.
 
-Blocks and threads are fixed by the tiles, which stay as they are; beyond the end of an axis nothing is loaded or
-stored. So a program has one code for nearly all sizes, that differs in numbers. They are arguments of its kernel, and a
-call passes those of the program's own code for its sizes: written then, which takes some tens of milliseconds, and held
-against the kernel's. Where all but the passed numbers are equal both are one code; else the kernel is not used there.
+Tiles fix blocks and threads, and guards stop at the ends of axes, so a program's code differs between sizes only in
+numbers, which become kernel arguments. A call generates its own code, and uses the kernel only if all else is equal.
 """
 
 from __future__ import annotations
@@ -31,32 +29,25 @@ from roller.tile.geometry import Geometry
 if TYPE_CHECKING:
     from roller.templates.gpu.emit.general import Numbers, OwnCode
 
-#: How loud it is said that a kernel is not used at some sizes: others have the code of these.
+#: Log level for a kernel that is not used at some sizes, which other kernels support.
 UNUSED = logging.DEBUG
 #: Vectors in memory, as TVM prints them.
 _VECTOR = re.compile(r"\*\(u?[a-z]+\d\*\)")
-#: Codes of a program that are kept, and that a kernel is made of; the first of them makes room for another.
+#: Maximum number of cached codes per program, also per kernel; the oldest is evicted.
 MOST_KEPT = 64
 
 
 @dataclass(frozen=True)
 class GpuProgram(SymbolicProgram):
-    """A program of a GPU for all sizes.
+    """A GPU program for all sizes; further fields as in :class:`SymbolicProgram`."""
 
-    Parameters
-    ----------
-    program, form, sizes
-        As of :class:`SymbolicProgram`.
-    scalar
-        Whether rows whose length differs are copied by single elements: one code for rows of any length, where others
-        have one for those that are multiples of a vector.
-    """
-
+    #: Whether rows of variable length are copied element by element: one code for any length, not only for multiples of
+    #: a vector.
     scalar: bool = False
     _own: dict[tuple[int, ...], OwnCode | str] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, sizes: Sizes) -> RProgram:
-        """Return the program of some sizes: the same tiles, but those of windows that threads walk, which are whole."""
+        """Return the program at the given sizes: the same tiles, but whole windows where threads slide over them."""
         p, expr = self.program, self.form.at(sizes)
         tiles = p.tiles
         if p.traits.slides_windows:
@@ -65,18 +56,18 @@ class GpuProgram(SymbolicProgram):
         return replace(p, expr=expr, tiles=tiles, open_axes=self.open_axes, relaxed=())
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether it may have code for such a call, which its code says."""
+        """Whether it may have code for these sizes; only generating the code decides."""
         return True
 
     def key(self) -> tuple[Any, ...]:
-        """Return what tells it from others: all but its sizes."""
+        """Return the identity of the program without its sizes."""
         p = self.program
         return (p.structure, p.tiles, p.staged, p.storage_padding, p.vector_axis, p.vector_elements, p.interleaved,
                 p.split_k, p.stages, p.raster, p.fragment, p.matrix_axes, self.scalar, id(self.form))  # fmt: skip
 
     @property
     def with_scalar(self) -> list[GpuProgram]:
-        """The program, and the same without vectors where the rows of a tensor differ in length."""
+        """The program, and its variant without vectors along rows of variable length."""
         expr, varying = self.program.expr, set(self.open_axes)
         ends = [load.index[-1].axes for s in expr.stages for load in s.loads if load.index]
         ends += [s.store[-1].axes for s in expr.stages if s.store]
@@ -87,7 +78,7 @@ class GpuProgram(SymbolicProgram):
         return [self, GpuProgram(program, self.form, self.sizes, scalar=True)]
 
     def own(self, sizes: Sizes, spec: DeviceSpec) -> OwnCode | str:
-        """Return its code for some sizes, or why it has none."""
+        """Return its code for the given sizes, or the reason why it has none."""
         from roller.templates.gpu.emit.general import OwnCode
 
         key = tuple(sizes.values())
@@ -104,41 +95,27 @@ class GpuProgram(SymbolicProgram):
         return self._own[key]
 
     def owns(self, several: Sequence[Sizes], spec: DeviceSpec) -> list[OwnCode | str]:
-        """Return its code for several sizes; none is written twice, though one that is written makes another go."""
+        """Return its code for several sizes, each generated once even if the cache evicts it."""
         kept = {key: self._own[key] for p in several if (key := tuple(p.values())) in self._own}
         return [kept[key] if (key := tuple(p.values())) in kept else self.own(p, spec) for p in several]
 
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A kernel of all sizes that have its code.
-
-    Parameters
-    ----------
-    program
-        Its program.
-    artifact
-        With the numbers of some of the sizes.
-    numbers
-        Which numbers of the code are passed.
-    code
-        Digest of all others.
-    spec
-        The device.
-    """
+    """A kernel for all sizes with the same code."""
 
     program: GpuProgram
-    artifact: KernelArtifact
-    numbers: Numbers
-    code: str
+    artifact: KernelArtifact  #: Artifact with the numbers of one of the sizes
+    numbers: Numbers  #: The numbers in the code that are passed as arguments
+    code: str  #: Digest of the code without these numbers
     spec: DeviceSpec
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether it may be asked for such a call."""
+        """Whether it may support these sizes."""
         return self.program.takes(sizes)
 
     def passed(self, sizes: Sizes) -> dict[str, int] | str:
-        """Return the numbers that it takes for some sizes, or why it cannot be used there."""
+        """Return its arguments for the given sizes, or the reason why it cannot be used."""
         own = self.program.own(sizes, self.spec)
         if isinstance(own, str):
             return f"its program has no code: {own}"
@@ -151,7 +128,7 @@ class GpuKernel:
         return "its program has other numbers than it was built with" if values is None else values
 
     def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:
-        """Return the artifact with the shapes and numbers of some sizes: the same source."""
+        """Return the artifact with the shapes and numbers of the given sizes and the same source."""
         values, own = self.passed(sizes), self.program.own(sizes, self.spec)
         if isinstance(values, str) or isinstance(own, str):
             raise BuildError(f"{expression.name}: a kernel of a range: at {dict(sizes)}: {values}.")
@@ -165,10 +142,8 @@ class GpuKernel:
 
 
 def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
-    """Return the predicted seconds of programs at some sizes; infinite where one says nothing there.
-
-    One that copies single elements is priced for the next odd sizes, where all do.
-    """
+    """Return the predicted seconds of programs at the given sizes; infinite if unsupported."""
+    # A program that copies single elements is priced at the next odd sizes, where all programs do.
     single = [n for n, p in enumerate(programs) if isinstance(p, GpuProgram) and p.scalar]
     if single and any(x % 2 == 0 for x in sizes.values()):
         others = [n for n in range(len(programs)) if n not in single]
@@ -178,14 +153,14 @@ def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpe
         return out
     try:
         return prices.predicted(programs, sizes, spec)
-    except TileError:  # windows of one element are none
+    except TileError:  # windows of one element are not windows
         if len(programs) == 1:
             return np.full(1, np.inf)
         return np.concatenate([predicted([p], sizes, spec) for p in programs])
 
 
 def fault(kernel: GpuKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:
-    """Return why a kernel cannot be used at some sizes; empty where it is the program's own code for them."""
+    """Return why a kernel cannot be used at the given sizes; empty if it equals the program's own code."""
     del expression, spec
     values = kernel.passed(sizes)
     return f"at {dict(sizes)}: {values}" if isinstance(values, str) else ""
@@ -194,7 +169,7 @@ def fault(kernel: GpuKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceS
 def build(
     program: GpuProgram, codes: Sequence[OwnCode], sizes: Sizes, expression: TensorExpr, spec: DeviceSpec
 ) -> GpuKernel:
-    """Return the kernel of codes of a program that differ in numbers only; its source is not built."""
+    """Return the kernel for codes of a program that differ only in numbers; its source is not compiled."""
     from roller.templates.gpu.emit.general import generalised
 
     code, numbers = generalised(codes)
@@ -215,5 +190,5 @@ def build(
 
 
 def _vectors(artifact: KernelArtifact) -> int:
-    """Return how often a source reads or writes vectors in memory: TVM does where it sees where they begin."""
+    """Return the number of vector accesses in a source, which TVM emits where it knows the alignment."""
     return len(_VECTOR.findall(artifact.source))

@@ -1,9 +1,4 @@
-"""An operator for all extents of several axes on a GPU: few kernels, chosen by what is predicted of them.
-
-Programs are constructed for sizes all over the ranges, as for processors. Of those that together are nearest to the
-best the code is written at all of these sizes and more, and what differs in numbers only becomes one kernel. The fewest
-kernels that have code for every size that was looked at, and are near the best, are kept.
-"""
+"""Compiles a dynamic operator for a GPU to few kernels, chosen by prediction."""
 
 from __future__ import annotations
 
@@ -32,47 +27,36 @@ from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram
 
 _LOG = logging.getLogger("roller")
-#: Programs that are chosen among where some have code of several kinds.
+#: Number of programs to choose from where some have several kinds of code.
 _WRITTEN = 12
-#: Programs of every size that is constructed for.
+#: Programs per constructed size.
 _EACH = 4
-#: Sizes that programs are constructed for: of one axis, of two, of each of more; and those they are priced at beside.
+#: Sample sizes for construction: for one axis, per axis of two, per axis of more; and further ones for pricing.
 _PLACES, _PRICED = (20, 4, 2), 36
-#: Sizes at which the code of a program is written; where it differs there, it is at up to this many more of each axis.
+#: Sizes at which code is generated first, and further ones per axis where it differs.
 _FEW, _MORE = 8, 16
-#: What is left of sizes by 8, in turn: elements that vectors of 2, 4 and 8 leave over, for which code differs.
+#: Remainders modulo 8 of sample sizes, in turn: code differs by the remainders of vectors of 2, 4 and 8.
 _RESTS = (0, 1, 2, 4)
-#: How often sizes are looked for that no kernel has code for, and how many at a time.
+#: Rounds of searching for sizes without code, and sizes per round.
 _ROUNDS, _TRIED = 4, 16
-#: Sizes that are all looked at, where a range has so few.
+#: Maximum number of sizes in a range that is checked exhaustively.
 _ALL = 48
 
 
 @dataclass
 class _Codes:
-    """Kinds of code of programs, by the sizes that they were written for.
-
-    Parameters
-    ----------
-    s
-        The programs and their prices.
-    spec
-        The device.
-    few
-        Sizes at which all codes are written.
-    built, single, known
-        By kind its kernel; by program its one kind of code, or none; what was written, by program and sizes.
-    """
+    """Kinds of code of programs, by size."""
 
     s: Search
     spec: DeviceSpec
-    few: Sequence[Sizes]
+    few: Sequence[Sizes]  #: Sizes at which all codes are generated
+    #: Kernel by kind; the only kind of a program, or ``""``; generated kinds by program and sizes.
     built: dict[tuple[int, str], GpuKernel | None] = field(default_factory=dict)
     single: dict[int, str] = field(default_factory=dict)
     known: dict[int, dict[tuple[int, ...], tuple[Sizes, str]]] = field(default_factory=dict)
 
     def forget(self, rows: Sequence[int], places: Sequence[Sizes]) -> None:
-        """Make kernels anew that other numbers than theirs were found for, or other kinds of their programs' code."""
+        """Discard kernels for which the new sizes give other numbers, or other kinds of their program's code."""
         for row in rows:
             found = {self.written(row, p) for p in places}
             if found - {self.single.get(row, "")}:
@@ -81,19 +65,19 @@ class _Codes:
                 self.built.pop((row, code), None)
 
     def is_single(self, row: int) -> bool:
-        """Whether a program has one kind of code, as far as it was written."""
+        """Whether all code generated for a program so far is of one kind."""
         if row not in self.single:
             first, *others = {self.written(row, p) for p in self.few}
             self.single[row] = "" if others else first
         return bool(self.single[row])
 
     def kinds(self, rows: Sequence[int]) -> list[tuple[int, str]]:
-        """Return programs and digests of their code at all places."""
+        """Return programs with the digests of their code at all sample sizes."""
         found = dict.fromkeys((row, code) for row in rows for p in self.s.places if (code := self.digest(row, p)))
         return [k for k in found if self.built.get(k, True) is not None]
 
     def costs(self, kinds: Sequence[tuple[int, str]]) -> np.ndarray:
-        """Return predicted seconds ``(kinds, places)``; infinite where the program's code is of another kind."""
+        """Return predicted seconds ``(kinds, places)``; infinite where the program has code of another kind."""
         places = self.s.places
         return np.array([
             [self.s.costs[row, n] if self.digest(row, p) == code else np.inf for n, p in enumerate(places)]
@@ -101,11 +85,11 @@ class _Codes:
         ]).reshape(len(kinds), len(places))  # fmt: skip
 
     def digest(self, row: int, sizes: Sizes) -> str:
-        """Return the kind of a program's code at some sizes, the one it has elsewhere where it has one; as written."""
+        """Return the kind of a program's code at the given sizes, assumed equal where it has only one kind."""
         return self.single[row] if self.is_single(row) else self.written(row, sizes)
 
     def written(self, row: int, sizes: Sizes) -> str:
-        """Return the kind of a program's code at some sizes; empty where there is none."""
+        """Return the kind of a program's generated code at the given sizes; empty if there is none."""
         mine, key = self.known.setdefault(row, {}), tuple(sizes.values())
         if key not in mine:
             own = _program(self.s, row).own(sizes, self.spec)
@@ -113,7 +97,7 @@ class _Codes:
         return mine[key][1]
 
     def build(self, kind: tuple[int, str]) -> GpuKernel | None:
-        """Return the kernel of a kind; ``None`` where it cannot be had."""
+        """Return the kernel of a kind, or ``None`` if it cannot be built."""
         if kind not in self.built:
             row, code = kind
             program = _program(self.s, row)
@@ -141,7 +125,6 @@ def _offered(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[GpuPro
 
 
 def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions) -> Search:
-    """Construct programs for sizes all over the ranges, and price each at all of them."""
     places = q.own.box.compared(_PLACES)
     several, found = constructed(q, places, spec, options, _EACH, _offered)
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
@@ -150,7 +133,7 @@ def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions) 
 
 
 def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> SymbolicRange:
-    """Compile an expression for all extents of some axes on a GPU, which need not be here."""
+    """Compile an expression for all extents of some axes on a GPU, which may be absent."""
     share = target_units(spec, options)
     s = _constructed(search_request(varies, options), share, replace(options, units=None))
     if not s.families:
@@ -174,7 +157,7 @@ def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, 
 
 
 def _nearest(codes: _Codes) -> list[PricedKernel]:
-    """Return the kernels that are nearest to the best, where each program has one kind of code; else none."""
+    """Return the kernels nearest to the best if each program has one kind of code; else none."""
     s = codes.s
     rows = fewest(s.costs, s.best, MOST)
     _LOG.info("%s: writing %s for a range", s.question.name, counted(len(rows), "program"))
@@ -186,11 +169,9 @@ def _nearest(codes: _Codes) -> list[PricedKernel]:
 
 
 def _covering(codes: _Codes) -> list[PricedKernel]:
-    """Return the kernels that are nearest to the best among those that have code for all places, and some others.
-
-    Sizes that were found to have none are places from then on, so that the last choice has code for them, too.
-    """
+    """Return near-best kernels with code for all sample sizes."""
     s = codes.s
+    # Sizes found to have no code become sample sizes, so that the last choice has code for them.
     rows = shortlist(s.costs, s.best, MOST, _WRITTEN)
     for n in range(_ROUNDS + 1):
         found = _chosen(codes, rows)
@@ -209,7 +190,6 @@ def _covering(codes: _Codes) -> list[PricedKernel]:
 
 
 def _chosen(codes: _Codes, rows: Sequence[int]) -> list[PricedKernel]:
-    """Return the fewest kernels that are near the best, and have code for all places."""
     s = codes.s
     while True:
         kinds = codes.kinds(rows)
@@ -225,12 +205,11 @@ def _chosen(codes: _Codes, rows: Sequence[int]) -> list[PricedKernel]:
             )
         several = [(codes.build(kinds[n]), costs[n]) for n in taken]
         found = [PricedKernel(k, tuple(s.places), c, {}) for k, c in several if k is not None]
-        if len(found) == len(several):  # else the others are chosen among once more
+        if len(found) == len(several):  # else choose again among the others
             return found
 
 
 def _some(places: Sequence[Sizes], count: int) -> list[Sizes]:
-    """Return some of many sizes, small and large ones."""
     ordered = sorted(places, key=lambda p: math.prod(p.values()))
     if len(ordered) <= count:
         return ordered
@@ -238,7 +217,6 @@ def _some(places: Sequence[Sizes], count: int) -> list[Sizes]:
 
 
 def _look_at(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
-    """Price programs at more sizes, each once: small boxes give the same ones again."""
     known = {tuple(p.values()) for p in s.places}
     more = [p for key, p in {tuple(p.values()): p for p in places}.items() if key not in known]
     if not more:
@@ -250,17 +228,16 @@ def _look_at(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
 
 
 def _only(s: Search, places: Sequence[Sizes]) -> None:
-    """Look at some of the sizes alone."""
     wanted = {tuple(p.values()) for p in places}
     columns = [n for n, p in enumerate(s.places) if tuple(p.values()) in wanted]
     s.places, s.costs, s.best = [s.places[n] for n in columns], s.costs[:, columns], s.best[columns]
 
 
 def _further(box: Box) -> list[dict[str, int]]:
-    """Return sizes at which code is written beside those that programs are constructed for, by what vectors leave."""
+    """Return further sizes for code generation, with various remainders by vector lengths."""
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes, rest in zip(box.points(5), itertools.islice(itertools.cycle(_RESTS), _MORE), strict=False):
-        for n in range(len(sizes)):  # along each axis, and along all of them
+        for n in range(len(sizes)):  # along each axis, and along all axes
             more = {name: rest if k >= n else 0 for k, name in enumerate(sizes)}
             p = {n: min(box.ends[n][1], max(box.ends[n][0], x // 8 * 8 + more[n])) for n, x in sizes.items()}
             found.setdefault(tuple(p.values()), p)
@@ -268,7 +245,7 @@ def _further(box: Box) -> list[dict[str, int]]:
 
 
 def _lacking(box: Box, seed: int, found: Sequence[PricedKernel]) -> list[dict[str, int]]:
-    """Return sizes, of some at random and the least ones, that no kernel has code for."""
+    """Return sampled sizes, random and smallest, without code in any kernel."""
     tried: list[dict[str, int]] = list(itertools.islice(box.points(31 + seed), _TRIED))
     tried += [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]
     if math.prod(high - low + 1 for low, high in box.ends.values()) <= _ALL:
