@@ -61,7 +61,7 @@ class LineDifference:
     before_s, after_s, before_bytes, after_bytes
         Cost of the line alone; over all lines these sum to the step.
     made_delta_s, made_delta_bytes
-            Change in the time of the modules whose parameters the line registers, and in the bytes of those parameters.
+        Change in the time of the modules whose parameters the line registers, and in the bytes of those parameters.
         Both also count in the lines that call the modules.
     """
 
@@ -93,7 +93,7 @@ class ProfileDifference:
     root
         Both trees, merged.
     lines
-            All lines of both profiles: lines that register different weights first, then by the size of the change. The
+        All lines of both profiles: lines that register different weights first, then by the size of the change. The
         changes of all lines sum to that of the step.
     """
 

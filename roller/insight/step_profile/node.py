@@ -39,7 +39,7 @@ class Node:
     Parameters
     ----------
     kind, name
-            ``name`` is the path of a module, ``"file:line"``, the name of an operator or kernel, or the kind or name of
+        ``name`` is the path of a module, ``"file:line"``, the name of an operator or kernel, or the kind or name of
         tensors.
     calls
         Operator calls in the node; for a kernel its launches, for tensors their number.
@@ -58,9 +58,9 @@ class Node:
     error
         For a leaf, the interval of ``seconds`` as two factors; ``None`` if unknown.
     lower, upper
-            Ends of the interval of ``seconds`` by phase; empty if no leaf has an error. Leaves are assumed to err in
-        the same direction, so the ends of children sum to those of the parent. Leaves without an error, such as host
-        calls, add their time to both ends.
+        Ends of the interval of ``seconds`` by phase; empty if no leaf has an error. Leaves are assumed to err in the
+        same direction, so the ends of children sum to those of the parent. Leaves without an error, such as host calls,
+        add their time to both ends.
     children
         Child nodes by descending wall time, then by descending bytes.
 

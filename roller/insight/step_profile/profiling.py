@@ -78,8 +78,8 @@ def profile(
     Parameters
     ----------
     step
-            An entry file (:mod:`roller.insight.trace.pytorch.entry_file`) or the result of :func:`roller.trace`,
-        predicted for a device. A training script without providers, run by
+        An entry file (:mod:`roller.insight.trace.pytorch.entry_file`) or the result of :func:`roller.trace`, predicted
+        for a device. A training script without providers, run by
         :func:`roller.insight.capture.script_tracer.trace_script` and then predicted. An ONNX model, of which one
         inference is predicted. A recording of PyTorch's profiler, or a file written by :func:`save_profile`, which keep
         their times.
@@ -88,21 +88,21 @@ def profile(
     batch, amp, checkpoint
         As in :meth:`~roller.insight.traced_step.TracedStep.at`; the step's own by default.
     policy, devices
-            As in :func:`roller.insight.forecast.forecast`. By default a model uses Roller's programs, and a step the
+        As in :func:`roller.insight.forecast.forecast`. By default a model uses Roller's programs, and a step the
         kernels of PyTorch and its libraries.
     calls
         As in :func:`roller.trace`, for an entry file.
     curve
-            Whether to compute throughput and memory over the batch now, as needed before saving; otherwise
+        Whether to compute throughput and memory over the batch now, as needed before saving; otherwise
         ``batch_curve()`` computes them on demand. Three batches are traced, and batch 1 if the search for the largest
         batch needs it. Others are derived from them, or traced if a size of the step is not affine in the batch.
     measure
-            Whether to run an entry file's step on this machine's processor, in a separate process, for ``budget_s``
+        Whether to run an entry file's step on this machine's processor, in a separate process, for ``budget_s``
         seconds; ``device``, ``policy`` and ``devices`` then do not apply.
     budget_s
         Seconds of timing for ``measure``, after the recorded calls.
     arguments, patience_s
-            For a training script: its arguments, and the seconds without progress towards training after which it is
+        For a training script: its arguments, and the seconds without progress towards training after which it is
         stopped.
 
     Raises

@@ -38,7 +38,7 @@ class MemoryPoint(NamedTuple):
     kinds
         Bytes requested by kind of storage; empty if unknown.
     holders
-            Largest memory holders at this moment, in descending order: kind, module and line of the allocation -> bytes
+        Largest memory holders at this moment, in descending order: kind, module and line of the allocation -> bytes
         requested. Empty if unknown.
     """
 
@@ -74,8 +74,8 @@ class StepProfile:
     device
         Name of the device; ``""`` if a recording does not contain it.
     root
-            The step, whose descendants are lines and modules, then operators, kernels and tensors. Times of children
-        sum to their parent within 1e-9 s, bytes exactly.
+        The step, whose descendants are lines and modules, then operators, kernels and tensors. Times of children sum to
+        their parent within 1e-9 s, bytes exactly.
     iteration_s, lower_s, upper_s
         Time of one step and its interval: one expected error below and above, or the spread of measurements.
     batch, samples
@@ -101,7 +101,7 @@ class StepProfile:
     is_calibrated
         Whether predicted times use rates measured on the device itself.
     versions
-            Versions that affect the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
+        Versions that affect the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
         specification; ``"torch"``, the version of PyTorch. Empty if a file does not contain them.
     out_of_memory_at
         ``"file:line"`` of the operator that runs out of memory; ``""`` if unknown.
@@ -220,8 +220,8 @@ class StepProfile:
         Parameters
         ----------
         metric
-                ``"time"``: wall time. ``"memory"``: bytes at the peak of total memory; the path may then end at
-            tensors, or at memory outside of tensors.
+            ``"time"``: wall time. ``"memory"``: bytes at the peak of total memory; the path may then end at tensors, or
+            at memory outside of tensors.
 
         Raises
         ------

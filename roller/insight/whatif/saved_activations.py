@@ -1,4 +1,4 @@
-"""Feature maps that forward saves for backward, as far as a profile gives them."""
+"""Feature maps that forward saves for backward, as far as a profile shows them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,14 @@ from roller.insight.whatif.select import (
 
 
 class SavedMap(NamedTuple):
-    """The input of a layer, which its backward reads.
+    """The input of a layer, which the layer's backward reads.
 
     Parameters
     ----------
-    layer, size_bytes
-        Path of the layer, and bytes of the map.
-    forward
-        The layer's last task of forward.
-    following
-        The next task on its lane; ``None`` if there is none.
-    backward
-        The layer's first task of backward.
-    preceding
-        The previous task on its lane; ``None`` if there is none.
+    forward, following
+        Last task of the layer's forward, and the next task on its lane or ``None``.
+    backward, preceding
+        First task of the layer's backward, and the previous task on its lane or ``None``.
     """
 
     layer: str
@@ -44,7 +38,7 @@ class SavedMap(NamedTuple):
 
 
 def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[int, Sequence[SavedMap]]:
-    """Return the saved feature maps of each step, in the order of forward."""
+    """Return the saved feature maps of each step in the order of forward."""
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     before, behind = neighbouring_kernels(graph)
     backward = tasks_by_step(graph, compute_tasks(graph, "backward"))
