@@ -1,4 +1,4 @@
-"""A model with more copies of a layer."""
+"""What-if: additional copies of a layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class AddLayer(WhatIf):
-    """Repeat a layer, or a block of layers: forward, backward, launches, and its share of the update.
+    """Repeat a layer or block: its forward, backward, launches and share of the update.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Another device: every kernel priced anew."""
+"""What-if: another device, for which every kernel is priced again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Device(WhatIf):
     Parameters
     ----------
     device
-        Its name, or the file of its specification.
+        Name of the device, or file of its specification.
     host
-        Factor on the host's times.
+        Factor on the times of the host.
     """
 
     device: str

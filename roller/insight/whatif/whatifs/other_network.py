@@ -1,4 +1,4 @@
-"""Another network between devices."""
+"""What-if: another network between devices."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class OtherNetwork(WhatIf):
     of_several_ranks = True
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with the other network."""
+        """Return the graph with scaled network transfers."""
         return scale(graph, network_tasks(graph), 1.0 / self.bandwidth)

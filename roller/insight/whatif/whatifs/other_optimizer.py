@@ -1,4 +1,4 @@
-"""Another optimizer: the update has other kernels, with other memory traffic."""
+"""What-if: another optimizer, whose update has other kernels and other memory traffic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OtherOptimizer(WhatIf):
     Parameters
     ----------
     to, of
-        The other optimizer, and the one of the profile.
+        The other optimizer, and that of the profile.
     """
 
     to: str = field(default="sgd", metadata=allowed_values(*KINDS))
@@ -30,7 +30,7 @@ class OtherOptimizer(WhatIf):
     )
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if it is in place."""
+        """Return the reason if the profile's optimizer is already ``to``."""
         return already_applied.same_optimizer_reason(graph, self.to, self.of)
 
     def change(self, graph: StepGraph) -> StepGraph:

@@ -1,4 +1,4 @@
-"""A model without some of its layers."""
+"""What-if: a model without some of its layers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class RemoveLayer(WhatIf):
-    """Remove layers: forward, backward, launches, and their share of the update.
+    """Remove layers: their forward, backward, launches and share of the update.
 
     Parameters
     ----------
     layers
-        Patterns of layers, as shells have them.
+        Patterns of layers in shell syntax.
     """
 
     layers: tuple[str, ...] | str

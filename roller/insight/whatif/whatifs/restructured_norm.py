@@ -1,4 +1,4 @@
-"""Restructured batch normalisation: half of it in the convolution before, half in the one after."""
+"""What-if: restructured batch normalisation, half of it fused into the preceding and half into the next convolution."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RestructuredNorm(WhatIf):
     Parameters
     ----------
     factor
-        Of the normalisations: the published 1/2.
+        Published factor on normalisations: 1/2.
     """
 
     factor: float = 0.5
@@ -43,7 +43,7 @@ class RestructuredNorm(WhatIf):
 
 
 def _both_orders(one: Task, other: Task) -> tuple[tuple[Task, Task], ...]:
-    return (one, other), (other, one)  # backward passes them the other way round
+    return (one, other), (other, one)  # backward runs them in reverse
 
 
 def _matches(pattern: re.Pattern[str], task: Task) -> bool:
