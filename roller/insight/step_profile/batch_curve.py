@@ -165,7 +165,6 @@ class BatchCurve:
         return knee
 
     def _knee_of_computed(self) -> int | None:
-        """Return the first computed batch whose double gains less than a tenth; ``None`` if there is none."""
         known = {p.batch: p.throughput for p in self.computed if p.fits and p.throughput > 0}
         pairs = ((batch, known[2 * batch] / known[batch]) for batch in sorted(known) if 2 * batch in known)
         return next((batch for batch, growth in pairs if growth < DIMINISHING), None)
@@ -228,7 +227,6 @@ def _knee_of_line(line: BatchLine) -> int:
 
 
 def _slower(line: BatchLine, computed: Sequence[BatchPoint]) -> list[BatchPoint]:
-    """Return the fitting batches at which the line predicts another time."""
     return [p for p in computed if p.fits and _are_apart(line.iteration_s(p.batch), p.iteration_s, APART)]
 
 
@@ -267,8 +265,7 @@ def batch_curve(
     point_at: Callable[[int], BatchPoint], batch: int, capacity_bytes: int, *, fixed_bytes: int = 0,
     largest: Callable[[], int] = lambda: 0, others: Callable[[int], Sequence[int]] = lambda largest: (),
 ) -> BatchCurve:  # fmt: skip
-    """Compute the curve of a step: a line through three batches, and the points that ``others`` and ``largest`` name.
-    """
+    """Compute a step's curve: a line through three batches, and the batches of ``others`` and ``largest``."""
     known: dict[int, BatchPoint] = {}
 
     def point(size: int) -> BatchPoint:
@@ -292,7 +289,6 @@ def batch_curve(
 def _upwards(
     point: Callable[[int], BatchPoint], first: BatchPoint, capacity_bytes: int, fixed_bytes: int
 ) -> list[BatchPoint]:
-    """Return three evenly spaced batches from the first on; none if one of them does not fit."""
     if not first.fits:
         return []
     each = max(1.0, (first.allocated_bytes - fixed_bytes) / first.batch)
@@ -318,7 +314,6 @@ def _downwards(point: Callable[[int], BatchPoint], batch: int) -> list[BatchPoin
 
 
 def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]:
-    """Return a sentence for each way in which the line does not hold."""
     if line is None:
         return []
     found = []

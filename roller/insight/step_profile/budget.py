@@ -30,33 +30,17 @@ _EXAMPLE = "{step: {time_ms: 85, memory_mib: 20000}, modules: {encoder: {time_ms
 
 @dataclass(frozen=True)
 class Limit:
-    """Limit on one part of a step.
-
-    Parameters
-    ----------
-    name
-        Path of a module or ``"file:line"``; ``""`` for the step.
-    metric
-        ``"time_ms"``: wall time in milliseconds. ``"memory_mib"``: MiB at the peak of total memory.
-    """
+    """Limit on one part of a step."""
 
     part: Part
-    name: str
-    metric: str
+    name: str  # path of a module or ``"file:line"``; ``""`` for the step
+    metric: str  # ``"time_ms"``: wall time in milliseconds. ``"memory_mib"``: MiB at the peak of total memory.
     most: float
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits read from a file.
-
-    Parameters
-    ----------
-    made_with
-        Versions that the limits were made with, as in :class:`~roller.insight.step_profile.step_profile.StepProfile`.
-    made_for
-        Values of ``device``, ``devices``, ``batch`` and ``amp`` that a profile must have.
-    """
+    """Limits read from a file."""
 
     limits: tuple[Limit, ...]
     made_with: Mapping[str, str] = field(default_factory=dict)
@@ -65,15 +49,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Excess:
-    """A part of a step that exceeds its limit.
-
-    Parameters
-    ----------
-    found
-        Cost of the part, in the unit of the limit; infinite if the step does not fit.
-    place
-        ``"file:line"`` of the line, of the caller of the module, or of the heaviest or failing line of the step.
-    """
+    """A part of a step that exceeds its limit."""
 
     limit: Limit
     found: float
@@ -91,13 +67,13 @@ class Excess:
                 f"{self.out_of_memory}"
             )
         found, more = _shortest(self.found), _shortest(self.found - limit.most)
-        return (
+        return (  # Cost of the part, in the unit of the limit; infinite if the step does not fit
+            # ``"file:line"`` of the line, of the caller of the module, or of the heaviest or failing line of the step
             f"{self.place}: {part}expected a {what} of at most {most} {unit}, got {found} {unit}, {more} {unit} more."
         )
 
 
 def _shortest(value: float) -> str:
-    """Format a number with four significant digits, or with all digits of its integer part."""
     places = _DIGITS if not value else _DIGITS - 1 - math.floor(math.log10(abs(value)))
     text = f"{value:.{max(0, places)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
@@ -179,7 +155,6 @@ def _row(wall_s: float, held_bytes: int) -> dict[str, float]:
 
 
 def _rounded_up(value: float) -> float:
-    """Round a number up to four significant digits."""
     if not value:
         return 0.0
     exponent = math.floor(math.log10(value)) - _DIGITS + 1
@@ -188,7 +163,6 @@ def _rounded_up(value: float) -> float:
 
 
 def _outer_modules(root: Node) -> Iterator[str]:
-    """Yield the names of modules that no other module contains."""
     todo, seen = [root], set[str]()
     while todo:
         node = todo.pop()

@@ -172,8 +172,7 @@ _Sides = tuple[Sequence[Node], Sequence[Node]]
 
 
 def _merged(root: _Sides, names: Mapping[str, str]) -> NodeDifference:
-    """Merge two trees iteratively, since they may be deep."""
-    order, places = [root], list[range]()
+    order, places = [root], list[range]()  # without recursion: trees may be deep
     for sides in order:
         order += _children(sides, names)
         places.append(range(places[-1].stop if places else 1, len(order)))
@@ -256,7 +255,6 @@ def _sums_by_line(root: Node, names: Mapping[str, str]) -> dict[str, _Sums]:
 
 
 def _leaves(root: Node) -> Iterator[tuple[str, Node]]:
-    """Yield every leaf with the innermost line that contains it."""
     todo: list[tuple[str, Node]] = [("", root)]
     while todo:
         line, node = todo.pop()

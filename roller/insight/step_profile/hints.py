@@ -20,51 +20,31 @@ from roller.insight.whatif.search import Found, search
 
 @dataclass(frozen=True)
 class Hint:
-    """Predicted effect of a change of the step.
+    """Predicted effect of a change of the step."""
 
-    Parameters
-    ----------
-    change
-        The what-ifs, in the syntax of ``roller whatif --do``.
-    iteration_s, lower_s, upper_s
-        Time of the changed step, and one expected error below and above.
-    delta_s
-        Time of the changed step minus that of the unchanged one.
-    line, line_delta_s
-        ``"file:line"`` whose time changes most, and the change of its time; ``""`` if tasks have no lines.
-    is_bound
-        Whether the change cannot be built and only bounds the gain.
-    rests_on
-        Provenance of the least certain new or changed time.
-    not_asked
-        Why there is no prediction; ``""`` if there is one.
-    is_in_place
-        Whether the step already has the change.
-    origin
-        ``"what-if"``, or ``"lint"`` for padded weights.
-    price_before, price_after
-        Price of a million samples (or steps, if the samples are unknown); ``None`` without an hourly rate.
-    kind
-        Label of the times: ``"calibrated"`` if the device's rates were measured on it.
-    """
-
-    change: str
+    change: str  # the what-ifs, in the syntax of ``roller whatif --do``
+    # iteration_s, lower_s, upper_s: time of the changed step, and one expected error below and above
     iteration_s: float = 0.0
     lower_s: float = 0.0
     upper_s: float = 0.0
-    delta_s: float = 0.0
+    delta_s: float = 0.0  # time of the changed step minus that of the unchanged one
+    # line, line_delta_s: ``"file:line"`` whose time changes most, and the change of its time; ``""`` if tasks have no
+    # lines
     line: str = ""
     line_delta_s: float = 0.0
-    is_bound: bool = False
+    is_bound: bool = False  # whether the change cannot be built and only bounds the gain
     is_hardly_anything: bool = False
-    rests_on: Provenance | str = ""
-    not_asked: str = ""
+    rests_on: Provenance | str = ""  # provenance of the least certain new or changed time
+    not_asked: str = ""  # why there is no prediction; ``""`` if there is one
     assumptions: tuple[str, ...] = ()
-    is_in_place: bool = False
-    origin: Literal["what-if", "lint"] = "what-if"
+    is_in_place: bool = False  # whether the step already has the change
+    origin: Literal["what-if", "lint"] = "what-if"  # ``"what-if"``, or ``"lint"`` for padded weights
     memory: MemoryEffect = UNKNOWN
+    # price_before, price_after: price of a million samples (or steps, if the samples are unknown); ``None`` without an
+    # hourly rate
     price_before: float | None = None
     price_after: float | None = None
+    # Label of the times: ``"calibrated"`` if the device's rates were measured on it
     kind: Literal["predicted", "calibrated"] = "predicted"
 
     def as_calibrated(self) -> Hint:
@@ -127,7 +107,6 @@ def _hint_of_answer(name: str, answer: Answer, origin: Literal["what-if", "lint"
 
 
 def _most_changed_line(answer: Answer) -> tuple[str, float]:
-    """Return the innermost line whose wall time changes most, and the change in seconds per step."""
     before, after = (_time_by_line(*one) for one in zip(answer.graphs, answer.timelines, strict=True))
     steps = max(1, len(answer.graphs[0].iterations))
     deltas = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after} if name}

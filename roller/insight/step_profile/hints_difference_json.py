@@ -65,7 +65,6 @@ def difference_data(found: ProfileDifference) -> dict[str, Any]:
 
 
 def _kind_of(found: ProfileDifference) -> str:
-    """Return the less certain label of the two profiles."""
     labels = (found.before.label, found.after.label)
     return next(label for label in ("predicted", "calibrated", "recorded", "measured") if label in labels)
 

@@ -41,7 +41,6 @@ def memory_of_processor(trace: Trace) -> tuple[MemoryPoint, ...]:
 
 
 def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
-    """Return the requested bytes by kind after each operator of the last step."""
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     kinds: dict[str, int] = {}
     sizes: dict[int, tuple[str, int]] = {}
@@ -60,7 +59,6 @@ def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
 
 
 def _with_holders(points: tuple[MemoryPoint, ...], trace: Trace, library: Library) -> tuple[MemoryPoint, ...]:
-    """Add the largest memory holders to each point."""
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     held: dict[int, AllocEvent] = {}
     waiting, found = deque(points), list[MemoryPoint]()

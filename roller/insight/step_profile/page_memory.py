@@ -9,8 +9,6 @@ import numpy as np
 
 
 class _Shown(Protocol):
-    """Protocol of a profile with a memory curve."""
-
     @property
     def source(self) -> str: ...
     @property

@@ -77,8 +77,6 @@ def add_graph(tree: Tree, graph: StepGraph, timeline: Timeline, prices: Mapping[
 
 
 class _Priced(Protocol):
-    """Protocol of a predicted time with its interval."""
-
     @property
     def seconds(self) -> float: ...
     @property
@@ -131,8 +129,6 @@ def add_memory(tree: Tree, trace: Trace, memory: Memory, bucket_storages: frozen
 
 
 class _Place:
-    """Adds the bytes of storages to their nodes."""
-
     def __init__(self, tree: Tree, trace: Trace, bucket_storages: frozenset[int]) -> None:
         self.tree, self.trace, self._bucket_storages = tree, trace, bucket_storages
         self._path_of: Callable[[Stack, str, str], Path] = cache(path_of_call)

@@ -175,7 +175,6 @@ def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _N
 
 
 def _with_parents(root: Node) -> tuple[list[Node], list[int]]:
-    """Return all nodes in the order of :meth:`Node.walk`, and the index of each one's parent."""
     nodes: list[Node] = []
     parents: list[int] = []
     todo = [(root, -1)]
@@ -188,7 +187,6 @@ def _with_parents(root: Node) -> tuple[list[Node], list[int]]:
 
 
 def _shared_columns(rows: Sequence[Node], names: _Numbers) -> dict[str, Any]:
-    """Return the columns that nodes and table rows share."""
     reached = [row.share_of_peak for row in rows]
     return {
         "name": np.array([names.of(n.name) for n in rows], np.uint32),
@@ -256,7 +254,6 @@ class _Sum:
     nodes: list[Node] = field(default_factory=list)
 
     def node(self) -> Node:
-        """Merge the nodes into one without children."""
         return joined_node(self.kind, self.name, self.nodes)
 
 
@@ -270,7 +267,6 @@ def joined_node(kind: Any, name: str, nodes: Sequence[Node]) -> Node:
 
 
 def _total(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sum values by name; floats with one rounding."""
     found: dict[str, list[Any]] = {}
     for part in parts:
         for name, value in part.items():

@@ -232,11 +232,10 @@ def _measured(
 
 
 def _memory_of_machine_bytes() -> int:
-    """Return the bytes of this machine's memory; 0 if the system does not report them."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return 0
+        return 0  # the system does not report it
 
 
 def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: str, devices: int) -> StepProfile:

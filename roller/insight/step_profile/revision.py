@@ -28,20 +28,11 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True)
 class Revision:
-    """A project at a git revision.
+    """A project at a git revision."""
 
-    Parameters
-    ----------
-    name
-        Revision in git's syntax, such as ``"HEAD~1"``.
-    entry
-        Entry file or training script of that revision, in a temporary folder.
-    before, after
-        Folders of the project at the revision, and of the working tree.
-    """
-
-    name: str
-    entry: Path
+    name: str  # revision in git's syntax, such as ``"HEAD~1"``
+    entry: Path  # entry file or training script of that revision, in a temporary folder
+    # before, after: folders of the project at the revision, and of the working tree
     before: Path
     after: Path
     commit: str = ""
@@ -195,14 +186,12 @@ def _extract(archive: tarfile.TarFile, folder: str) -> None:
 
 
 def _remedy(root: Path, place: Path) -> str:
-    """Return the remedy for a file that a revision does not contain."""
     if _git(root, "ls-files", "--error-unmatch", "--", str(place)) is None:
         return "It is not in git: commit it first."
     return "Name a revision that has it."
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    """Return git's output; ``None`` if the command fails."""
     try:
         found = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
     except OSError as error:

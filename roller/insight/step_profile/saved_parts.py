@@ -47,7 +47,6 @@ def load_with_parts(path: str | Path) -> SavedParts:
 
 
 def _checked(parts: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return the parts after checking the types of their values."""
     for row in _rows(parts.get("hints", []), f"{path}: hints"):
         _check(row, _HINT, f"{path}: hints")
     if parts.get("price") is not None:

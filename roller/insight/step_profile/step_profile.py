@@ -69,8 +69,6 @@ class StepProfile:
     ----------
     name
         Name of the entry file, the model or the recording.
-    source
-        Origin of the times.
     device
         Name of the device; ``""`` if a recording does not contain it.
     root
@@ -86,8 +84,6 @@ class StepProfile:
         What limits the step: ``"device"``, ``"launches"`` or ``"links"``; ``""`` if unknown.
     capacity_bytes
         Memory of the device; 0 if unknown.
-    total_error_bytes
-        Error of the total memory.
     out_of_memory
         Why the step does not fit, with the failing line; ``""`` if it fits. Memory then ends at the failure.
     categories

@@ -185,7 +185,6 @@ def _build_node(draft: _Draft, children: list[Node]) -> Node:
 
 
 def _mean_error(errors: list[tuple[float, tuple[float, float]]]) -> tuple[float, float] | None:
-    """Return the mean error of a leaf over its calls, weighted by their time."""
     if len({error for _, error in errors}) < 2:
         return errors[0][1] if errors else None
     whole = math.fsum(weight for weight, _ in errors)

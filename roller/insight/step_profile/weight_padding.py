@@ -28,19 +28,11 @@ _ASSUMED = (
 
 @dataclass(frozen=True)
 class PaddedWeights:
-    """Graph transform that pads sizes of weights with zeros and replaces the times of the affected kernels.
+    """Graph transform that pads sizes of weights with zeros and replaces the times of the affected kernels."""
 
-    Parameters
-    ----------
-    sizes
-        Size -> padded size.
-    delta_s
-        Task -> change of its time, in seconds.
-    """
-
-    sizes: Mapping[int, int]
+    sizes: Mapping[int, int]  # size -> padded size
     weights: tuple[str, ...]
-    delta_s: Mapping[int, float] = field(repr=False)
+    delta_s: Mapping[int, float] = field(repr=False)  # task -> change of its time, in seconds
 
     def __str__(self) -> str:
         more = f" and {len(self.weights) - _NAMED} more" if len(self.weights) > _NAMED else ""
@@ -48,6 +40,7 @@ class PaddedWeights:
         return f"pad {sizes} ({', '.join(self.weights[:_NAMED])}{more})"
 
     def __call__(self, graph: StepGraph, /) -> StepGraph:
+        """Return the graph of the padded step."""
         made = set_duration(
             graph, self.delta_s, lambda t: max(0.0, t.duration_us + 1e6 * self.delta_s[t.id]), "predicted"
         )
@@ -121,7 +114,6 @@ def _copied(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
 
 
 def _paddings(graph: StepGraph, sites: Sequence[_Site], prices: Kernels) -> list[dict[int, int]]:
-    """Return the smallest beneficial padding of every kernel, as size -> padded size."""
     seconds: dict[tuple[TensorExpr, tuple[Size, ...]], float] = defaultdict(float)
     for site in sites:
         seconds[site.key] += site.kernel.count * prices.price_expression(site.kernel.expr).seconds

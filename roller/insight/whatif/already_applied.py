@@ -57,7 +57,6 @@ def foreach_optimizer_reason(graph: StepGraph) -> str:
 
 
 def _share_of_update(graph: StepGraph, pattern: re.Pattern[str]) -> float:
-    """Return the share of the update's time in tasks whose kernel or operator name matches."""
     update = compute_tasks(graph, "optimizer")
     found = [n for n in update if pattern.search(f"{graph.tasks[n].context.operator} {graph.tasks[n].name}")]
     whole = total_duration_us(graph, update)
@@ -136,8 +135,7 @@ def loader_workers_reason(graph: StepGraph, loads: Sequence[int], asked: int, of
 
 class _Parallel(Protocol):
     @property
-    def devices(self) -> int:
-        ...
+    def devices(self) -> int: ...
 
 
 def data_parallel_reason(change: _Parallel, graph: StepGraph) -> str:

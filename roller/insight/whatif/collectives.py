@@ -1,7 +1,6 @@
-"""Time of collectives on a network, and gradient buckets.
+"""Time of collectives on a network, and gradient buckets."""
 
-In the formulas, S is bytes, n devices, B link bytes per second in one direction, and a seconds per hop.
-"""
+# In the formulas, S is bytes, n devices, B link bytes per second in one direction, and a seconds per hop.
 
 from __future__ import annotations
 

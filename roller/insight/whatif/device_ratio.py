@@ -59,6 +59,5 @@ def device_ratios(graph: StepGraph, device: str) -> OnDevice:
 
 
 def _peak_flops_per_s(spec: DeviceSpec, dtype: str) -> float:
-    """Return the peak rate of a dtype, or of float32 if the device has none for the dtype."""
     found = peak_flops_per_s(spec, dtype) or peak_flops_per_s(spec, "float32")
     return found[0] if found else 2 * spec.compute.ops_per_cycle_per_unit["fma"] * spec.units * spec.clock_hz

@@ -21,7 +21,6 @@ def module_loading_launches(graph: StepGraph) -> tuple[int, ...]:
 
 
 def _median_launch_us(graph: StepGraph) -> float:
-    """Return the median time of a launch call."""
     took = [t.duration_us for t in graph.tasks if t.kind == "launch"]
     return median(took) if took else 0.0
 

@@ -15,40 +15,23 @@ _LANE_ORDER = ("stream", "thread")
 
 @dataclass(frozen=True)
 class New:
-    """A task to insert; the n-th new task has the id ``len(graph.tasks) + n``.
-
-    Parameters
-    ----------
-    kind
-        Kind of the task; a kernel next to a thread's task becomes a ``"cpu"`` task of that thread.
-    behind
-        Task that it follows on that task's lane; it replaces a removed task.
-    ahead
-        Task that it precedes on that task's lane.
-    lane
-        Lane of a task without a neighbour; tasks on it run as soon as they are ready.
-    after, before
-        Tasks whose ends it waits for, and tasks whose starts wait for its end.
-    launch
-        Whether to insert a launch call of median duration next to that of the neighbour on a stream.
-    context
-        Position in the step; by default that of its neighbour.
-    """
+    """A task to insert; the n-th new task has the id ``len(graph.tasks) + n``."""
 
     name: str
-    kind: Kind
+    kind: Kind  # kind of the task; a kernel next to a thread's task becomes a ``"cpu"`` task of that thread
     duration_us: float
-    behind: int | None = None
-    ahead: int | None = None
-    lane: Lane | None = None
+    behind: int | None = None  # task that it follows on that task's lane; it replaces a removed task
+    ahead: int | None = None  # task that it precedes on that task's lane
+    lane: Lane | None = None  # lane of a task without a neighbour; tasks on it run as soon as they are ready
+    # after, before: tasks whose ends it waits for, and tasks whose starts wait for its end
     after: Sequence[int] = ()
     before: Sequence[int] = ()
-    launch: bool = True
+    launch: bool = True  # whether to insert a launch call of median duration next to that of the neighbour on a stream
     provenance: Provenance = "assumed"
     size_bytes: int = 0
     resource: str = ""
     priority: int = 0
-    context: TaskContext | None = None
+    context: TaskContext | None = None  # position in the step; by default that of its neighbour
 
 
 def insert(graph: StepGraph, *new: New) -> StepGraph:
@@ -109,7 +92,6 @@ class _Insertion:
         )  # fmt: skip
 
     def add_task(self, number: int, new: New) -> None:
-        """Add the dependencies of a new task."""
         beside = new.behind if new.behind is not None else new.ahead
         for other in (*new.after, *new.before, *(() if beside is None else (beside,))):
             if not 0 <= other < len(self.tasks):
@@ -189,7 +171,6 @@ class _Insertion:
                 self._replace_dependency(position, replace(self.dependencies[position], lag_us=self.graph.gap_us))
 
     def _insert_launch(self, beside: int, new: int, behind: bool) -> None:
-        """Insert a launch call next to the one that launched the neighbour."""
         found = (self.dependencies[p] for p in self.of_target[beside])
         call = next((d.source for d in found if d.kind == "launch"), None)
         if call is None:

@@ -7,22 +7,15 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """Trace options that reproduce the memory of a changed step; the defaults keep all tensors.
+    """Trace options that reproduce the memory of a changed step; the defaults keep all tensors."""
 
-    Parameters
-    ----------
-    amp, checkpoint, device
-        As in :meth:`~roller.insight.traced_step.TracedStep.at`; ``None`` keeps those of the step, and ``checkpoint``
-        adds to them.
-    devices
-        Devices that train together; ``None`` keeps their number.
-    """
-
+    # amp, checkpoint, device: as in :meth:`~roller.insight.traced_step.TracedStep.at`; ``None`` keeps those of the
+    # step, and ``checkpoint`` adds to them
     amp: str | None = None
     checkpoint: tuple[str, ...] | None = None
     device: str | None = None
     batch_factor: float = 1.0
-    devices: int | None = None
+    devices: int | None = None  # devices that train together; ``None`` keeps their number
 
     @property
     def keeps_tensors(self) -> bool:

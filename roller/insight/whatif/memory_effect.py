@@ -20,18 +20,10 @@ MemoryOf = Callable[[MemoryChange], Memory]
 
 
 class MemoryEffect(NamedTuple):
-    """Change of the peak memory of the process.
+    """Change of the peak memory of the process."""
 
-    Parameters
-    ----------
-    delta_bytes
-        Memory after minus before the change; ``None`` if unknown.
-    reason
-        Why ``delta_bytes`` is unknown; ``""`` if it is known.
-    """
-
-    delta_bytes: int | None
-    reason: str = ""
+    delta_bytes: int | None  # memory after minus before the change; ``None`` if unknown
+    reason: str = ""  # why ``delta_bytes`` is unknown; ``""`` if it is known
 
     @property
     def in_short(self) -> str:

@@ -47,8 +47,6 @@ class Answer:
 
     Parameters
     ----------
-    name
-        Names of the profile and of the changes.
     baseline_us, iteration_us
         Time of a steady step of the unchanged graph, and of the changed graph.
     lower_us, upper_us
@@ -57,8 +55,6 @@ class Answer:
         Overlap of CPU and device, before and after the change.
     spread
         Range of the profile's step times, relative to the median; 0 for a single step.
-    unexplained_share
-        Share of the profile's time in unexplained waits.
     provenance
         Share of the predicted critical path by provenance.
     graphs, timelines
@@ -219,14 +215,12 @@ def what_if(
 
 
 def _relative_step_range(graph: StepGraph) -> float:
-    """Return the range of the profile's step times relative to their median."""
     tasks = graph.tasks
     steps = step_times_us(graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks])
     return (max(steps) - min(steps)) / median(steps) if len(steps) > 1 and median(steps) else 0.0
 
 
 def _has_measured_host(graph: StepGraph) -> bool:
-    """Return whether the times of the host come from a profile."""
     return any(t.provenance == "measured" and not t.on_device for t in graph.tasks)
 
 

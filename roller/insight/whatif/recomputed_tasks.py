@@ -40,7 +40,6 @@ def _key(task: Task) -> tuple[object, ...]:
 
 
 def _operators(graph: StepGraph, block: str) -> tuple[list[Operator], list[Operator], list[Operator]]:
-    """Return the recomputed operators of a block, and its other operators of forward and of backward."""
     again, forward, backward = list[Operator](), list[Operator](), list[Operator]()
     for operator in graph.operators.values():
         if in_layers(operator.module, (block,)):

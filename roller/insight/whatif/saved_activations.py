@@ -19,20 +19,14 @@ from roller.insight.whatif.select import (
 
 
 class SavedMap(NamedTuple):
-    """The input of a layer, which the layer's backward reads.
-
-    Parameters
-    ----------
-    forward, following
-        Last task of the layer's forward, and the next task on its lane or ``None``.
-    backward, preceding
-        First task of the layer's backward, and the previous task on its lane or ``None``.
-    """
+    """The input of a layer, which the layer's backward reads."""
 
     layer: str
     size_bytes: int
+    # forward, following: last task of the layer's forward, and the next task on its lane or ``None``
     forward: int
     following: int | None
+    # backward, preceding: first task of the layer's backward, and the previous task on its lane or ``None``
     backward: int
     preceding: int | None
 

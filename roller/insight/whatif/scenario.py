@@ -24,21 +24,11 @@ _RENAMED = {"free": "zero-time"}
 
 @dataclass(frozen=True)
 class Scenarios:
-    """Scenarios of a file.
+    """Scenarios of a file."""
 
-    Parameters
-    ----------
-    changes
-        Name of a scenario -> what-ifs, applied in order.
-    device
-        Device of the profile; ``None`` if the file does not name one.
-    measured_us
-        Kernel name -> measured microseconds.
-    """
-
-    changes: Mapping[str, tuple[WhatIf, ...]]
-    device: str | None = None
-    measured_us: Mapping[str, float] = field(default_factory=dict)
+    changes: Mapping[str, tuple[WhatIf, ...]]  # name of a scenario -> what-ifs, applied in order
+    device: str | None = None  # device of the profile; ``None`` if the file does not name one
+    measured_us: Mapping[str, float] = field(default_factory=dict)  # kernel name -> measured microseconds
 
 
 def read_scenarios(path: str | Path) -> Scenarios:
@@ -147,11 +137,10 @@ _COMMA = re.compile(r",(?![^\[]*\])")
 
 
 def _parse_yaml_value(value: str) -> Any:
-    """Parse a value as YAML; a pattern that is not YAML stays text."""
     try:
         return yaml.safe_load(value)
     except (yaml.YAMLError, ValueError, RecursionError):
-        return value
+        return value  # a pattern such as *.fc
 
 
 def _is_duration(value: Any) -> bool:

@@ -35,20 +35,12 @@ PAIRED, MOST_ASKED = 4, 19
 
 @dataclass(frozen=True)
 class Found:
-    """The prediction of changes, or the reason why there is none.
-
-    Parameters
-    ----------
-    answer
-        The prediction; ``None`` if the changes do not apply to the profile.
-    is_bound
-        Whether the changes cannot be built and only bound the gain.
-    """
+    """The prediction of changes, or the reason why there is none."""
 
     changes: tuple[WhatIf, ...]
-    answer: Answer | None
+    answer: Answer | None  # the prediction; ``None`` if the changes do not apply to the profile
     reason: str = ""
-    is_bound: bool = False
+    is_bound: bool = False  # whether the changes cannot be built and only bound the gain
 
     @property
     def name(self) -> str:
@@ -69,8 +61,6 @@ def search(
 
     Parameters
     ----------
-    graph
-        Graph of a profile.
     force
         As in :func:`~roller.insight.whatif.predict.what_if`.
     seen
@@ -107,7 +97,6 @@ def search(
 
 
 def _helps_as_pair(found: Found, alone: Mapping[str, float]) -> bool:
-    """Return whether a pair gains more than each of its changes alone; true for a single change."""
     if len(found.changes) == 1 or found.answer is None:
         return True
     return found.answer.gain > max(alone[str(c)] for c in found.changes) + HARDLY
@@ -118,7 +107,6 @@ def _unchanged(graph: StepGraph) -> StepGraph:
 
 
 def _applicable_changes(graph: StepGraph) -> Iterator[WhatIf]:
-    """Yield the changes that apply to a profile's tasks."""
     kinds = {t.kind for t in graph.tasks}
     phases = {t.context.phase for t in graph.tasks}
     if "data" in kinds:

@@ -1,8 +1,7 @@
-"""Times of changed and new tasks, each with its provenance.
+"""Times of changed and new tasks, each with its provenance."""
 
-Sources in this order: measured by the user, predicted by the device's model, calibrated by similar tasks of the
-profile.
-"""
+# Sources in this order: measured by the user, predicted by the device's model, calibrated by similar tasks of the
+# profile.
 
 from __future__ import annotations
 

@@ -55,7 +55,6 @@ def unroll_steps(graph: StepGraph, times: int) -> StepGraph:
 
 
 def _first_and_last_tasks(graph: StepGraph) -> tuple[dict[Lane, int], dict[Lane, int]]:
-    """Return the first and the last task of every thread and stream."""
     firsts: dict[Lane, int] = {}
     lasts: dict[Lane, int] = {}
     for t in sorted(graph.tasks, key=lambda t: (t.measured_start_us, t.id)):

@@ -60,7 +60,6 @@ def plain_types(hint: Any) -> frozenset[Any]:
 
 
 def _matches_type(value: Any, hint: Any) -> bool:
-    """Return whether a value matches an annotation of the kinds that what-ifs use."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint in _PLAIN:
         return _PLAIN[hint][0](value)
@@ -76,7 +75,6 @@ def _matches_type(value: Any, hint: Any) -> bool:
 
 
 def _type_in_words(hint: Any) -> str:
-    """Return the name of an annotation for messages."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint in _PLAIN:
         return _PLAIN[hint][1]
@@ -139,13 +137,7 @@ class WhatIf(ABC):
         return f"{type(self).__name__}({', '.join(own)})"
 
     def __call__(self, graph: StepGraph, /) -> StepGraph:
-        """Return the changed graph, named after the change.
-
-        Raises
-        ------
-        RollerError
-            The graph has several ranks but the change applies to one, or the change itself fails.
-        """
+        """Return the changed graph, named after the change; raise ``RollerError`` if it does not apply."""
         ranks = len({t.lane.rank for t in graph.tasks})
         if ranks > 1 and not self.of_several_ranks:
             raise RollerError(

@@ -13,15 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class AddLayer(WhatIf):
-    """Repeat a layer or block: its forward, backward, launches and share of the update.
-
-    Parameters
-    ----------
-    layers
-        Pattern of the layer.
-    times
-        Number of additional copies.
-    """
+    """Repeat the layers of a pattern ``times`` more times: forward, backward, launches and share of the update."""
 
     layers: tuple[str, ...] | str
     times: int = 1

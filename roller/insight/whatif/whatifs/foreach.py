@@ -13,13 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class ForeachOptimizer(WhatIf):
-    """Group the kernels of an update that has kernels for every parameter (``foreach=True``).
-
-    Parameters
-    ----------
-    group
-        Number of parameters per kernel.
-    """
+    """Update ``group`` parameters per kernel (``foreach=True``) instead of one."""
 
     group: int = 50
     assumptions = ("A group takes the sum of its kernels, less what each takes however small it is.",)

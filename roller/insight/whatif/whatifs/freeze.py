@@ -13,13 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class Freeze(WhatIf):
-    """Freeze layers. Layers before the first trained one lose their backward; it and later frozen ones lose half.
-
-    Parameters
-    ----------
-    layers
-        Patterns of layers.
-    """
+    """Freeze layers. Layers before the first trained one lose their backward; it and later frozen ones lose half."""
 
     layers: tuple[str, ...] | str
     assumptions = ("Half of a layer's backward is the gradient of its weights, half that of its input.",)

@@ -12,13 +12,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class OtherNetwork(WhatIf):
-    """Scale the transfers on the network.
-
-    Parameters
-    ----------
-    bandwidth
-        Factor on the bandwidth.
-    """
+    """Scale the bandwidth of the network by a factor."""
 
     bandwidth: float = 2.0
     traced_with = ()

@@ -14,13 +14,7 @@ from roller.insight.whatif.what_if import WhatIf, allowed_values
 
 @dataclass(frozen=True)
 class OtherOptimizer(WhatIf):
-    """Scale the update by the other optimizer's number of kernels and memory traffic.
-
-    Parameters
-    ----------
-    to, of
-        The other optimizer, and that of the profile.
-    """
+    """Replace the optimizer ``of`` by ``to``: scale the update by the number of kernels and the memory traffic."""
 
     to: str = field(default="sgd", metadata=allowed_values(*KINDS))
     of: str = field(default="adam", metadata=allowed_values(*KINDS))

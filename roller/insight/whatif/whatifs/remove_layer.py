@@ -13,13 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class RemoveLayer(WhatIf):
-    """Remove layers: their forward, backward, launches and share of the update.
-
-    Parameters
-    ----------
-    layers
-        Patterns of layers in shell syntax.
-    """
+    """Remove the layers of shell-style patterns: forward, backward, launches and share of the update."""
 
     layers: tuple[str, ...] | str
     assumptions = ("Layers beside a removed one keep the sizes they have.",)

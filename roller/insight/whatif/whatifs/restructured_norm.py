@@ -18,13 +18,7 @@ _NORM, _ACTIVATION, _CONVOLUTION = (
 
 @dataclass(frozen=True)
 class RestructuredNorm(WhatIf):
-    """Remove activations between a normalisation and a convolution, and halve the normalisations.
-
-    Parameters
-    ----------
-    factor
-        Published factor on normalisations: 1/2.
-    """
+    """Remove activations between normalisation and convolution, and scale normalisations by the published 1/2."""
 
     factor: float = 0.5
     assumptions = ("Allocations and copies of the restructured layers are not counted: the gain is an upper bound.",)
