@@ -167,7 +167,7 @@ def difference(
     return ProfileDifference(before, after, root, _line_differences(before, after, names))
 
 
-#: Nodes of one key, before and after.
+#: Nodes with the same key, before and after.
 _Sides = tuple[Sequence[Node], Sequence[Node]]
 
 
@@ -226,7 +226,7 @@ def _line_differences(before: StepProfile, after: StepProfile, names: Mapping[st
     whole_s = max(before.iteration_s, after.iteration_s) or 1.0
     whole_bytes = max(before.total_bytes, after.total_bytes) or 1
 
-    def weight(row: LineDifference) -> tuple[bool, float, str]:  # causes before effects
+    def weight(row: LineDifference) -> tuple[bool, float, str]:  # changed weights come first, since they cause other changes
         seconds, size = (
             max(abs(row.delta_s), abs(row.made_delta_s)),
             max(abs(row.delta_bytes), abs(row.made_delta_bytes)),

@@ -146,7 +146,7 @@ def profile(
     spec, policy = target_of(device or DEVICE)[0], policy or "library"
     if isinstance(step, Trace):
         traced = step
-    elif kind == "script":  # each trace runs it anew
+    elif kind == "script":  # every trace runs the script again
         traced = trace_script(step, arguments, batch=batch, device=spec, calls=calls, patience_s=patience_s)
     else:
         traced = trace_entry(step, device=spec, calls=calls)

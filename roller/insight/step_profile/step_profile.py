@@ -34,7 +34,7 @@ class MemoryPoint(NamedTuple):
     at
         Index of the operator in the step, or seconds from the start of a recording.
     allocated_bytes, reserved_bytes
-        Bytes of the allocator.
+        Bytes that the allocator has allocated, and reserved.
     kinds
         Bytes requested by kind of storage; empty if unknown.
     holders

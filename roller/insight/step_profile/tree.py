@@ -51,7 +51,7 @@ def _modules_between(outer: str, inner: str) -> Iterator[Key]:
     """Yield the modules from below one path to another; only the other if it is outside of the first."""
     if inner == outer or not inner:
         return
-    is_path = _MODULE_PATH.fullmatch(inner) is not None  # a recording may name regions as it likes
+    is_path = _MODULE_PATH.fullmatch(inner) is not None  # regions of a recording can have any name
     if not is_path or (outer and not inner.startswith(outer + ".")):
         yield Key("module", inner)
         return

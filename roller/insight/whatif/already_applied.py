@@ -16,7 +16,7 @@ from roller.insight.whatif.task_prices import TaskPrices, uses_16_bit_floats
 
 #: Smallest share of a profile's work with a change for which the change counts as in place.
 MOSTLY = 0.5
-#: Operators and kernels that update many parameters at once, in several passes and in one.
+#: Patterns of operators and kernels that update many parameters at once: in several passes, and fused.
 _GROUPED, _FUSED = (
     re.compile(r"_foreach_|_fused_|multi_tensor_|Fused"),
     re.compile(r"_fused_|Fused|multi_tensor_\w*<.*(Adam|Lamb|SGD|Adagrad)\w*Functor"),

@@ -60,6 +60,6 @@ def _first_input_bytes(task: Task) -> int:
     """Return the bytes of the first input of a task's operator, the activation of the layer."""
     shapes, dtypes = task.context.shapes[:1], task.context.dtypes[:1]
     if not shapes or not dtypes or not shapes[0] or not all(isinstance(n, int) for n in shapes[0]):
-        return 0  # nothing, or a list of tensors
+        return 0  # the first input is missing or a list of tensors
     elements: int = math.prod(shapes[0])
     return elements * element_bytes(dtypes[0])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-#: Logarithm of the largest growth of a box: 1000 / 16, as in Detectron.
+#: Largest logarithmic growth of a box, log(1000 / 16) as in Detectron.
 _MOST_GROWTH = math.log(1000 / 16)
 
 
