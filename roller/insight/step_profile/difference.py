@@ -226,7 +226,7 @@ def _line_differences(before: StepProfile, after: StepProfile, names: Mapping[st
     whole_s = max(before.iteration_s, after.iteration_s) or 1.0
     whole_bytes = max(before.total_bytes, after.total_bytes) or 1
 
-    def weight(row: LineDifference) -> tuple[bool, float, str]:  # changed weights come first, since they cause other changes
+    def weight(row: LineDifference) -> tuple[bool, float, str]:  # changed weights first: they are causes
         seconds, size = (
             max(abs(row.delta_s), abs(row.made_delta_s)),
             max(abs(row.delta_bytes), abs(row.made_delta_bytes)),
