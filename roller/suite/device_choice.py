@@ -1,4 +1,4 @@
-"""Which device to take at the user's prices: the cost of a million units of each model, by the studies."""
+"""The cost of a million units of each model on each device, at the user's hourly rates."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from roller.suite.studies import Studies
 
 
 class DeviceCost(NamedTuple):
-    """A model on a device at the batch with the highest throughput that fits; everything is predicted.
+    """A model on a device, at the fitting batch with the highest predicted throughput.
 
     Parameters
     ----------
     model, device, batch, unit
-        Names, samples of a step, and the unit of throughput.
+        Names, samples per step, and unit of throughput.
     throughput
         Units per second.
     relative
         Throughput relative to that of the first device; ``None`` if the model does not fit there.
     cost
-        Of a million units, in the user's currency; ``None`` without a rate.
+        Cost of a million units in the user's currency; ``None`` without a rate.
     cheapest
-        Whether no other device is cheaper; without rates, whether none is faster.
+        Whether no other device is cheaper, or without rates, whether none is faster.
     """
 
     model: str
@@ -41,7 +41,7 @@ class DeviceCost(NamedTuple):
 
 
 def device_costs(studies: Studies, prices: RateCard | None = None) -> Iterator[DeviceCost]:
-    """Yield a row for each model and device on which it fits."""
+    """Yield a row for each model and each device on which it fits."""
     for model, entry in studies.models.items():
         best = {}
         for device in studies.devices:

@@ -1,9 +1,7 @@
-"""The difference of two runs of the suite: what became slower by more than measured noise, and what only one has.
+"""The difference between two runs of the suite: rows that changed by more than the measured noise, and missing rows."""
 
-The time of a model is compared by the logarithms of the means of its processes. How far such means are apart without a
-cause is measured, too: by the processes of a run (``--repeat``), pooled over all models. A run of one process per model
-only has the noise within a process, which is less, and the difference says so.
-"""
+# Times are compared by the logarithms of process means. Their noise is the scatter between the processes of a run
+# (``--repeat``), pooled over all models. With one process per model, only the smaller noise within a process is known.
 
 from __future__ import annotations
 
@@ -22,29 +20,27 @@ from roller.suite.mean_interval import (
 )
 from roller.suite.run_file import SuiteRun, flat, keys_of
 
-#: Probability that any row of two runs without a difference is called slower; as much for faster.
+#: Probability that any row of two equal runs is called slower; the same for faster.
 ALPHA = 0.01
-#: Smallest reported change of a predicted time; predictions have no noise.
+#: Smallest reported change of predicted times, which have no noise.
 PREDICTED = 1e-3
-#: Degrees of freedom with which the variance between processes of all models counts beside that of one. Assumed.
+#: Assumed degrees of freedom of the variance pooled over all models, when it moderates that of one model.
 _MODERATION = 10
 Key = tuple[str, int, str, str]
 
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A model that both runs have.
+    """A row that both runs have.
 
     Parameters
     ----------
     model, batch, kind, device
-        Which row.
+        Key of the row.
     ratio
-        Time of an iteration after over before, with its interval; ``None`` if it is not compared.
+        Time of an iteration after divided by before, with its interval; ``None`` if not compared.
     verdict
         ``"slower"``, ``"faster"``, ``"same"`` (within noise) or ``"not compared"``.
-    reason
-        Why it is not compared.
     """
 
     model: str
@@ -67,18 +63,14 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class RunDifference:
-    """The difference of two runs.
+    """The difference between two runs.
 
     Parameters
     ----------
-    rows
-        Of both runs, in the order of the first.
     only_before, only_after
-        Rows that only one of the runs has.
+        Keys of rows in only one of the runs.
     environment
-        Setting -> its values before and after, where they differ.
-    notes
-        Sentences for the report.
+        Setting -> its values before and after, for settings that differ.
     """
 
     rows: tuple[RowDifference, ...]
@@ -103,14 +95,12 @@ class RunDifference:
 
 
 def difference(before: SuiteRun, after: SuiteRun, *, alpha: float = ALPHA) -> RunDifference:
-    """Return the difference of two runs.
+    """Compare two runs.
 
     Parameters
     ----------
-    before, after
-        The runs.
     alpha
-        Probability that any row is falsely called slower, of all rows together (Bonferroni's bound).
+        Probability that at least one unchanged row is called slower (Bonferroni bound).
     """
     old, new = (dict(zip(keys_of(run.rows), run.rows, strict=True)) for run in (before, after))
     both = [key for key in old if key in new]
@@ -128,12 +118,10 @@ def _environments(before: SuiteRun, after: SuiteRun) -> dict[str, tuple[Any, Any
 
 
 class _Comparer:
-    """Compares rows with the noise of all of them."""
-
     def __init__(self, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], alpha: float) -> None:
         self._pairs = [pair for pair in pairs if not _pair_refusal(*pair)]
         measured = [pair for pair in self._pairs if all(row["kind"] == "measured" for row in pair)]
-        # alpha on the side of slower ones, and as much on the other
+        # alpha on either side of the interval
         self._confidence = 1 - 2 * alpha / max(1, len(measured))
         timed = [pair for pair in measured if not _in_turns(*pair)]
         groups = [_process_means(row) for pair in timed for row in pair]
@@ -166,7 +154,7 @@ class _Comparer:
         if not self._degrees:
             return ratio_interval(old["samples_s"][0], new["samples_s"][0], self._confidence)
         change = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
-        # The variance of few processes is known badly: it is moderated by that of all models.
+        # The variance of few processes is uncertain, so it is moderated by that of all models.
         degrees = sum(len(group) - 1 for group in groups)
         squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
         common = min(_MODERATION, self._degrees - degrees)
@@ -181,7 +169,6 @@ def _process_means(row: Mapping[str, Any]) -> list[float]:
 
 
 def _in_turns(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether rows were measured in turns with each other."""
     first, second = (row.get("pair") or {} for row in (old, new))
     if not first or first.get("id") != second.get("id"):
         return False
@@ -217,7 +204,7 @@ def _verdict(ratio: MeanInterval, least: float) -> str:
 
 
 def sentences(found: RunDifference) -> Iterator[str]:
-    """Yield what a person should know beside the rows."""
+    """Yield sentences on environments, missing rows and noise."""
     for name, (old, new) in found.environment.items():
         yield f"{name}: {old} before, {new} after"
     for word, keys in (("before", found.only_before), ("after", found.only_after)):

@@ -1,4 +1,4 @@
-"""What a model is made of, as text that two implementations, or two releases of PyTorch, can be compared by."""
+"""The structure of a model as text, to compare implementations or releases of PyTorch."""
 
 from __future__ import annotations
 
@@ -20,31 +20,19 @@ from roller.suite.tracing import trace_workload
 
 @dataclass(frozen=True)
 class Digest:
-    """The structure of a model.
-
-    Parameters
-    ----------
-    model
-        Its name.
-    batch
-        Samples of the step whose operators are counted.
-    parameters
-        Elements of all parameters.
-    modules
-        A line for each module that holds no others (path, class and settings) and for each parameter.
-    operators
-        A line for each operator of a steady step: how often, phase, name, and shapes of its inputs.
-    """
+    """The structure of a model."""
 
     model: str
-    batch: int
-    parameters: int
+    batch: int  # samples of the step whose operators are counted
+    parameters: int  # number of elements in all parameters
+    # One line per module without children (path, class and settings) and per parameter
     modules: tuple[str, ...] = field(repr=False)
+    # One line per distinct operator of a steady step: count, phase, name and input shapes
     operators: tuple[str, ...] = field(repr=False)
 
     @property
     def modules_key(self) -> str:
-        """Short hash of ``modules``: equal for equal layers, sizes and names, whatever runs them."""
+        """Short hash of ``modules``, equal for equal layers, sizes and names."""
         return _key(self.modules)
 
     @property
@@ -53,7 +41,7 @@ class Digest:
         return _key(self.operators)
 
     def difference(self, other: Digest) -> tuple[str, ...]:
-        """Return the lines that only this one (``-``) and only the other one (``+``) has; none if both are equal."""
+        """Return the lines that only this digest (``-``) or only the other one (``+``) has."""
         mine, others = ((*x.modules, *x.operators) for x in (self, other))
         lines = difflib.unified_diff(mine, others, n=0, lineterm="")
         return tuple(line for line in lines if not line.startswith(("---", "+++", "@@")))
@@ -67,7 +55,7 @@ class Digest:
 
 
 def read_digests(path: Path) -> Mapping[str, Digest]:
-    """Read what ``roller suite digest --out`` wrote: model -> digest."""
+    """Read the file of ``roller suite digest --out`` as model -> digest."""
     try:
         rows = json.loads(read_file(path))
         found = [
@@ -90,10 +78,7 @@ def _key(lines: tuple[str, ...]) -> str:
 
 
 def digest(model: SuiteModel, *, reduced: bool = False, batch: int | None = None) -> Digest:
-    """Return the digest of a model in its published or reduced size.
-
-    Operators are those of a GPU of sm_80 at ``batch``, by default the model's own.
-    """
+    """Return the digest of a model; operators are those of an sm_80 GPU at ``batch``, by default the model's own."""
     import torch
 
     workload = model.workload(reduced=reduced)

@@ -1,4 +1,4 @@
-"""An entry of the training benchmark: what a model is, and what trains it; building it imports PyTorch."""
+"""Entries of the training benchmark: a model with its training step. Only building it imports PyTorch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ from roller.errors import ModelError, shown
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """One step of training, callable with the tensors of a batch; it returns the loss, a scalar without a gradient.
-
-    Parameters
-    ----------
-    run
-        Forward, backward and update of every network that the step trains.
-    optimizers
-        The optimizers that it steps.
-    """
+    """One training step; calling it with the tensors of a batch returns the detached scalar loss."""
 
     run: Callable[..., Any]
     optimizers: tuple[Any, ...]
@@ -32,27 +24,14 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model of one size with all that trains it.
+    """A model of one size with its inputs and training step."""
 
-    Parameters
-    ----------
-    build
-        Returns a new ``torch.nn.Module``; of several networks, one that holds them.
-    inputs
-        From a number of samples to the tensors of a step, synthetic, of the shapes of the data set.
-    step
-        From the module to the :class:`TrainingStep` on such tensors.
-    batch
-        Samples of a step where none are asked for.
-    units_per_sample
-        Units of throughput in a sample: tokens, seconds of audio, images.
-    """
-
-    build: Callable[[], Any]
+    build: Callable[[], Any]  # returns a new ``torch.nn.Module``, which contains all networks
+    # From a number of samples to synthetic tensors of a step, with the shapes of the data set
     inputs: Callable[[int], tuple[Any, ...]]
-    step: Callable[[Any], TrainingStep]
-    batch: int
-    units_per_sample: float = 1.0
+    step: Callable[[Any], TrainingStep]  # from the module to its :class:`TrainingStep`
+    batch: int  # default number of samples per step
+    units_per_sample: float = 1.0  # units of throughput per sample: tokens, seconds of audio, images
 
 
 @dataclass(frozen=True)
@@ -62,29 +41,29 @@ class SuiteModel:
     Parameters
     ----------
     name
-        As the command line takes it, ``"resnet50"``.
+        Name on the command line, such as ``"resnet50"``.
     title
-        As its publication calls it.
+        Name in the publication.
     application
-        What it is for: ``"image classification"``.
+        Task, such as ``"image classification"``.
     home
         ``"module:function"``; the function takes ``reduced`` and returns the :class:`Workload`.
     unit
         Unit of throughput per second: ``"images"``, ``"tokens"``, ``"seconds of audio"``.
     batches
-        Samples per step of a sweep, small to large.
+        Samples per step of a sweep, in ascending order.
     parameters
-        Elements of all trained parameters in the published size.
+        Number of trained parameters in the published size.
     layers
-        Class of a module -> how many of them the published size has.
+        Class of a module -> number of such modules in the published size.
     parameters_published
-        Number of parameters in the publication or its reference implementation; 0 if neither names one.
+        Number of parameters in the publication or its reference implementation; 0 if neither gives one.
     source
-        The publication, and where the sizes are from.
+        Publication, and source of the sizes.
     recurrent
-        Whether most of its time is in recurrent layers.
+        Whether recurrent layers take most of the time.
     edition
-        Edition of the published benchmark that has it: 1, or 2 of those it added; 0 for ours.
+        Edition of the published benchmark that introduced it, 1 or 2; 0 for Roller's own.
     """
 
     name: str
@@ -101,7 +80,7 @@ class SuiteModel:
     edition: int = 0
 
     def workload(self, *, reduced: bool = False, **options: Any) -> Workload:
-        """Return what trains the model in its published size, or ``reduced`` to one that two cores train in seconds.
+        """Return the workload of the published size, or ``reduced`` to one that two cores train in seconds.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""How well operators use the peak of the arithmetic units, and which long ones use it less than the average."""
+"""Utilisation of peak arithmetic rates by operators, and the long operators below the average."""
 
 from __future__ import annotations
 
@@ -9,22 +9,12 @@ from typing import NamedTuple
 from roller.insight.cost.operator_price import Price
 from roller.insight.cost.pipe_work import PipeWork
 
-#: Rows of the published table of long kernels below the average.
+#: Rows of the published table of long kernels with below-average utilisation.
 LONGEST = 5
 
 
 class TimedWork(NamedTuple):
-    """An operator with its seconds and its countable work.
-
-    Parameters
-    ----------
-    name
-        Of the operator.
-    seconds
-        Time in which its kernels are active.
-    works
-        Operations of its launches; a launch that is only given by its bytes has none.
-    """
+    """An operator's active seconds, and the counted operations of its launches (none for launches priced by bytes)."""
 
     name: str
     seconds: float
@@ -32,34 +22,24 @@ class TimedWork(NamedTuple):
 
 
 class OperatorUse(NamedTuple):
-    """All calls of an operator in a step.
-
-    Parameters
-    ----------
-    name, calls
-        Of the operator.
-    seconds, share
-        Active time, and its share of that of the step.
-    peak_share
-        Time of the operations at the peak over the active time; ``None`` if no operation is counted, as of a copy.
-    """
+    """All calls of an operator in a step."""
 
     name: str
     calls: int
+    # seconds, share: active time, and its share of the step's active time
     seconds: float
     share: float
+    # Time of the operations at peak rate divided by the active time; ``None`` if none are counted, as for a copy
     peak_share: float | None
 
 
 def works_of(price: Price) -> tuple[PipeWork, ...]:
-    """Return the countable work of an operator's launches."""
+    """Return the counted operations of an operator's launches."""
     return tuple(launch.work for launch in price.launches if launch.work is not None)
 
 
 def peak_share_by_pipe(operators: Iterable[TimedWork]) -> Mapping[str, float]:
-    """Return pipe -> time of its operations at its peak, as a share of the time in which kernels are active.
-
-    Each launch counts on the pipe that takes longest for it at the peak; a launch given by its bytes counts none.
+    """Return pipe -> time of its operations at peak rate, as a share of the time with active kernels.
 
     Examples
     --------
@@ -77,7 +57,7 @@ def peak_share_by_pipe(operators: Iterable[TimedWork]) -> Mapping[str, float]:
 
 
 def operator_uses(operators: Iterable[TimedWork]) -> tuple[OperatorUse, ...]:
-    """Return operators by name, the one with the longest active time first."""
+    """Return operators by name in descending order of active time."""
     rows: dict[str, list[TimedWork]] = defaultdict(list)
     for one in operators:
         rows[one.name].append(one)
@@ -92,9 +72,7 @@ def operator_uses(operators: Iterable[TimedWork]) -> tuple[OperatorUse, ...]:
 
 
 def longest_below_average(uses: Sequence[OperatorUse]) -> tuple[OperatorUse, ...]:
-    """Return the operators with the longest time among those that use the peak less than the step does.
-
-    Operators whose operations are not counted are below any average.
+    """Return the longest operators whose share of the peak is below that of the step, or not counted.
 
     Examples
     --------

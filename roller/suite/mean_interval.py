@@ -1,4 +1,4 @@
-"""Intervals of a mean of times that follow each other, and of the ratio of two means."""
+"""Confidence intervals of the mean of consecutive times, and of the ratio of two means."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-#: Batches that many values are summarised by: means of batches depend on each other far less than neighbours do.
+#: Number of batches into which values are grouped, since batch means correlate far less than neighbouring values.
 _BATCHES = 10
-#: Rounds that the ratio of two times taken in turns needs.
+#: Fewest rounds for the ratio of two alternately measured times.
 LEAST_ROUNDS = 10
-#: Standard deviation of the logarithm of the ratio of two processes that run the same code, until a run shows another:
-#: on one machine of two processors the ratios of 16 models scattered by 0.9 % (``benchmarks/results/pairs.md``). It
-#: counts as much as 16 ratios do.
+#: Prior standard deviation of the logarithm of the ratio of two processes with the same code. On one machine with two
+#: processors the ratios of 16 models scattered by 0.9 % (``benchmarks/results/pairs.md``); the prior weighs as much as
+#: 16 ratios.
 PROCESS_NOISE, _NOISE_DEGREES = 0.01, 15
-#: Seconds of an iteration in one process and in the other, of blocks that followed each other.
+#: Seconds per iteration in either process, for pairs of consecutive blocks.
 Rounds: TypeAlias = Sequence[tuple[float, float]]
 
 
 class MeanInterval(NamedTuple):
-    """A mean, and the interval that contains the true one."""
+    """A mean and its confidence interval."""
 
     mean: float
     lower: float
@@ -34,18 +34,14 @@ class MeanInterval(NamedTuple):
 
 
 def student_share(t: float, degrees: int) -> float:
-    """Return the probability that a variable of Student's distribution lies between ``-t`` and ``t``.
-
-    Notes
-    -----
-    The finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """Return the probability that a Student-distributed variable is between ``-t`` and ``t``.
 
     Examples
     --------
     >>> round(student_share(2.262, 9), 4), round(student_share(12.706, 1), 4)
     (0.95, 0.95)
     """
-    angle = math.atan(t / math.sqrt(degrees))
+    angle = math.atan(t / math.sqrt(degrees))  # the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4
     cosine, odd = math.cos(angle), degrees % 2
     term, total = 1.0, 0.0
     for n in range(degrees // 2):
@@ -75,9 +71,7 @@ def student_quantile(share: float, degrees: int) -> float:
 
 
 def batch_means(values: Sequence[float]) -> tuple[float, ...]:
-    """Return the means of ten batches of values that follow each other; fewer than twenty values are themselves.
-
-    What the last batch lacks is left out at the front.
+    """Return the means of ten consecutive batches; fewer than twenty values are returned unchanged.
 
     Examples
     --------
@@ -87,12 +81,12 @@ def batch_means(values: Sequence[float]) -> tuple[float, ...]:
     size = len(values) // _BATCHES
     if size < 2:
         return tuple(values)
-    kept = values[len(values) - size * _BATCHES :]
+    kept = values[len(values) - size * _BATCHES :]  # drops the first values, which fill no batch
     return tuple(statistics.fmean(kept[n : n + size]) for n in range(0, len(kept), size))
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
-    """Return the mean of at least two values with its interval, from the means of batches.
+    """Return the mean of at least two values, with its interval from batch means.
 
     Examples
     --------
@@ -107,7 +101,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInte
 
 
 def ratio_interval(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> MeanInterval:
-    """Return the ratio of two means (after over before) with its interval, from the logarithms of batch means.
+    """Return the ratio of two means, after to before, with its interval from the logarithms of batch means.
 
     Examples
     --------
@@ -127,7 +121,7 @@ def ratio_interval(before: Sequence[float], after: Sequence[float], confidence: 
 
 
 def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInterval | None:
-    """Return the ratio of two times that were taken in turns, with its interval, from the logarithms of rounds.
+    """Return the ratio of two alternately measured times, with its interval from the logarithms of rounds.
 
     Examples
     --------
@@ -142,7 +136,7 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
     found = [_centre([math.log(after / before) for before, after in rounds]) for rounds in groups]
     centres, count = [centre for centre, _ in found], len(groups)
     centre, within = statistics.fmean(centres), statistics.fmean(square for _, square in found)
-    # The variance between pairs of processes: the expected one counts as much as the models that it was measured on.
+    # Variance between pairs of processes; the prior weighs as much as the models that it was measured on.
     degrees = count - 1 + _NOISE_DEGREES
     squares = sum((own - centre) ** 2 for own in centres) + _NOISE_DEGREES * (PROCESS_NOISE**2 + within)
     width = student_quantile(confidence, degrees) * math.sqrt(squares / degrees / count)
@@ -150,11 +144,8 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
 
 
 def _centre(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of the middle eight tenths, and its squared standard error (Yuen's, of winsorised values).
-
-    Blocks during which something else ran unnoticed are outliers. Neighbours that depend on each other count as so many
-    fewer values as their first autocorrelation says.
-    """
+    """Return the 10 % trimmed mean and its squared standard error (Yuen's, from winsorised values)."""
+    # blocks disturbed by unnoticed other work are outliers; correlated neighbours count as fewer values
     ordered = sorted(values)
     cut = len(ordered) // 10
     low, high = ordered[cut], ordered[len(ordered) - 1 - cut]
@@ -163,5 +154,5 @@ def _centre(values: Sequence[float]) -> tuple[float, float]:
     centre = statistics.fmean(clipped)
     total = sum((value - centre) ** 2 for value in clipped)
     alike = sum((a - centre) * (b - centre) for a, b in itertools.pairwise(clipped)) / total if total else 0.0
-    alike = min(max(alike + 1 / len(values), 0.0), 0.9)  # the estimate of few values is too low by as much
+    alike = min(max(alike + 1 / len(values), 0.0), 0.9)  # corrects the bias of few values
     return statistics.fmean(ordered[cut : len(ordered) - cut]), square * (1 + alike) / (1 - alike)

@@ -1,4 +1,4 @@
-"""Measures training of the suite's models on this machine's processor: throughput, utilisation and memory by kind."""
+"""Measurement of the suite's training steps on this machine's processor: throughput, utilisation and memory."""
 
 from __future__ import annotations
 
@@ -34,34 +34,30 @@ from roller.suite.memory_kinds import memory_by_kind, most_by_kind
 from roller.suite.sampling import Sample, SamplingRule
 from roller.suite.worker import REPEATABLE
 
-#: What a hardware counter would say; none is read.
+#: Value of hardware counters, which are not read.
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One model at one batch on this machine; every number is measured, but for the device's peak.
+    """One model at one batch on this machine; every figure except the device's peak is measured.
 
     Parameters
     ----------
-    model, batch
-        Name, and samples of a step.
     unit, units_per_sample
-        Of throughput.
+        Unit of throughput, and its number per sample.
     machine
         Processor, threads and version of PyTorch.
     samples
-        Seconds of iterations, of each process that ran.
+        Times of iterations, one sample per process.
     trace
-        Operators and allocations of a step, on real tensors.
+        Operators and allocations of a step on real tensors.
     operator_s
         Seconds of each operator of ``trace.steady()``.
     process_peak_bytes
-        Most resident memory of the process in all iterations; 0 if unknown.
+        Peak resident memory of the process over all iterations; 0 if unknown.
     spec
-        This machine, whose peak the operations are compared with.
-    notes
-        Sentences for the report.
+        Specification of this machine, whose peak rates the operations are compared with.
     """
 
     model: str
@@ -78,12 +74,12 @@ class Measurement:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the iterations of every process were; if not, no time is reported."""
+        """Whether the iterations of every process were stable; if not, no time is reported."""
         return all(sample.is_stable for sample in self.samples)
 
     @property
     def interval(self) -> MeanInterval | None:
-        """Mean seconds of an iteration with its interval of 95 %; of several processes, from their means."""
+        """Mean seconds per iteration with its 95 % interval; for several processes, from their means."""
         means = [sample.interval for sample in self.samples if sample.interval is not None]
         if not self.is_stable or not means:
             return None
@@ -99,7 +95,7 @@ class Measurement:
 
     @property
     def throughput_between(self) -> tuple[float | None, float | None]:
-        """Units per second at both ends of the interval of 95 %."""
+        """Units per second at both ends of the 95 % interval."""
         found = self.interval
         return (None, None) if found is None else (self._per_second(found.upper), self._per_second(found.lower))
 
@@ -117,23 +113,23 @@ class Measurement:
 
     @property
     def peak_share_by_pipe(self) -> Mapping[str, float]:
-        """Share of the peak by pipe: see :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
+        """Share of the peak by pipe, as in :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
         return peak_share_by_pipe(self.timed_work) if self.is_stable else {}
 
     @property
     def kernels(self) -> tuple[OperatorUse, ...]:
-        """The five operators that take longest among those that use the peak less than the step does."""
+        """The five longest operators whose share of the peak is below that of the step."""
         return longest_below_average(operator_uses(self.timed_work)) if self.is_stable else ()
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes by the published kinds at the peak of the tensors; ``context`` is the rest of the process' peak."""
+        """Bytes by published kind at the tensors' peak; ``context`` is the rest of the process' peak."""
         memory = cpu_memory(self.trace, None)
         rest = max(0, self.process_peak_bytes - memory.total_bytes)
         return memory_by_kind(cpu_memory(self.trace, None, rest))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data, with the keys of a prediction and those that only a measurement has."""
+        """Return JSON-ready data with the keys of a prediction, and further ones."""
         interval, memory, shares = self.interval, self.memory, dict(self.peak_share_by_pipe)
         low, high = self.throughput_between
         busy = [sample.cpu_utilisation for sample in self.samples if sample.cpu_utilisation is not None]
@@ -157,22 +153,13 @@ class Measurement:
 
 
 class SuiteProcess(ProjectTracer):
-    """A process that trains one model: until a rule is content, or in turns with another process.
-
-    Parameters
-    ----------
-    name, reduced, seed, python
-        As for :func:`measure_model`.
-    rule
-        When there are enough iterations.
-    turns
-        Folder of a :class:`~roller.suite.turns.TurnGiver`, which then decides instead.
-    """
+    """A process that trains one model until a rule is met, or in alternation with another process."""
 
     worker = "roller.suite.worker"
 
     def __init__(
         self, name: str, *, reduced: bool, seed: int, python: str, rule: SamplingRule | None = None,
+        # folder of a TurnCoordinator, which replaces the rule
         turns: Path | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, python=python)
@@ -198,29 +185,27 @@ def measure_model(
     seed: int = 0,
     python: str = sys.executable,
 ) -> Measurement:
-    """Train a model in a process of its own on this machine's processor, and measure its iterations.
+    """Train a model in a separate process on this machine's processor, and measure its iterations.
 
     Parameters
     ----------
-    model
-        Of the suite.
     reduced
-        Whether in the size for this machine.
+        Whether to train the size for this machine instead of the published one.
     batch
-        Samples; by default the model's own.
+        Samples per step; by default the model's own.
     rule
-        When there are enough iterations; by default the published one.
+        Stop rule of the iterations; by default the published one.
     budget_s
         Seconds of iterations, after those whose operators are recorded.
     seed
-        Of weights and inputs.
+        Seed of weights and inputs.
     python
         Interpreter with roller and PyTorch.
 
     Raises
     ------
     ModelError
-        PyTorch is missing, or the process ended.
+        PyTorch is missing, or the process exited.
     """
     workload = model.workload(reduced=reduced)
     size = workload.batch if batch is None else batch
@@ -230,7 +215,7 @@ def measure_model(
 
 
 def measurement_of(model: SuiteModel, reduced: bool, batch: int, trace: Trace, reply: Mapping[str, Any]) -> Measurement:
-    """Return what a process of the suite answered as a measurement."""
+    """Return the measurement in the reply of a suite process."""
     sample, workload = Sample.from_dict(reply["sample"]), model.workload(reduced=reduced)
     seconds = tuple(median for median, _, _ in reply["operators"])
     notes = tuple(note for note in reply["notes"] if note != sample.note)
@@ -254,28 +239,28 @@ def measure(
     failed: Callable[[str, RollerError], None] | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Measurement]:
-    """Yield a measurement of every model, within a budget of seconds for all of them.
+    """Yield a measurement of every model, within one time budget.
 
-    Each model has an equal share of what is left, its start included, so that what quick ones leave is for others.
+    Each model, its start included, has an equal share of the remaining time.
 
     Parameters
     ----------
     models
-        As of :func:`roller.suite.registry.models_of`.
+        Models, as from :func:`roller.suite.registry.models_of`.
     reduced, rule, seed
-        As for :func:`measure_model`.
+        As in :func:`measure_model`.
     budget_s
-        Seconds for all of them.
+        Seconds for all models.
     repeat
-        Processes per model; they show how far runs are apart without a cause.
+        Processes per model, which show the noise between processes.
     clock
-        That of this machine by default.
+        Clock; by default that of this machine.
     one
-        Measures one model, as :func:`measure_model`.
+        Function that measures one model, with the parameters of :func:`measure_model`.
     failed
         Called with the name of a model that cannot be measured and the error, which is raised by default.
     done
-        Called with the name of each model.
+        Called with the name of each measured model.
     """
     chosen = clock or system_clock()
     end_s = chosen.now() + budget_s

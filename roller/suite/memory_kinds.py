@@ -1,4 +1,4 @@
-"""The memory of a step by the kinds of the published benchmark, which sum to the total to the byte."""
+"""The memory of a step by the kinds of the published benchmark, which sum to the total exactly."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from roller.hardware import DeviceSpec
 from roller.insight.memory.simulate import Library, Memory, add_workspaces
 from roller.insight.trace.trace import AllocEvent, Trace
 
-#: Kind of a storage -> the published kind. Buffers and inputs, which it does not name, are rows of their own.
+#: Kind of a storage -> published kind. Buffers and inputs, which are not published, have separate rows.
 PUBLISHED_KINDS: Mapping[str, str] = {
     "parameter": "weights", "gradient": "gradients", "activation": "feature maps", "temporary": "workspace",
     "workspace": "workspace", "optimizer_state": "dynamic", "buffer": "buffers", "input": "inputs",
 }  # fmt: skip
-#: All rows, in the order in which they are printed.
+#: All rows in print order: ``rounding`` is the excess of blocks over requests, ``cached`` is unused memory of the
+#: allocator, ``context`` is outside of it, and ``pages`` is rounding by the driver.
 ROWS = (
     "weights", "gradients", "feature maps", "workspace", "dynamic", "buffers", "inputs", "other", "rounding", "cached",
     "context", "pages",
@@ -22,10 +23,7 @@ ROWS = (
 
 
 def memory_by_kind(memory: Memory) -> Mapping[str, int]:
-    """Return the bytes of each of :data:`ROWS` at the moment of the total's peak; their sum is ``total_bytes``.
-
-    ``rounding`` is what the caching allocator gives in excess of requests, ``cached`` what it holds and nobody uses,
-    ``context`` what the process holds outside of it, ``pages`` what the driver rounds up.
+    """Return the bytes of each of :data:`ROWS` at the total's peak; their sum is ``total_bytes``.
 
     Examples
     --------
@@ -48,9 +46,7 @@ def memory_by_kind(memory: Memory) -> Mapping[str, int]:
 
 
 def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
-    """Return the most bytes that tensors of each kind have at once, each at a time of its own, as they requested them.
-
-    A caching allocator keeps what it has reserved, so that the peak of the total may come after that of feature maps.
+    """Return the peak of the bytes requested for tensors of each kind, each at its own time.
 
     Examples
     --------
@@ -61,6 +57,7 @@ def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
     >>> dict(most_by_kind(Trace((), events, kinds, (0, 0)), load_spec("v100")))
     {'feature maps': 350, 'workspace': 100}
     """
+    # allocators keep reserved memory, so the peak of the total may come after that of feature maps
     live, most, sizes = Counter[str](), Counter[str](), dict[int, tuple[str, int]]()
     library = Library.of(spec, trace.options) if spec.traits.discrete else Library(workspace_bytes=0)
     for event in add_workspaces(trace, library):

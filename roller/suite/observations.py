@@ -1,8 +1,7 @@
-"""The published observations of the training benchmark as checks of predicted studies, each with its figures.
+"""The published observations of the training benchmark, checked on predicted studies."""
 
-On today's kernels and devices some do not hold: that is a result, not an error. The limits that the publication gives
-only in words are ours, and stand here.
-"""
+# On today's kernels and devices some do not hold, which is a result and not an error. Limits that the publication
+# states only in words are set here.
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ from typing import Any, NamedTuple
 from roller.hardware.peaks import peak_flops_per_s
 from roller.suite.studies import CLUSTERS, FAST, PCIE, SATURATED, SLOW, ClusterRow, Studies
 
-#: Relative fall of throughput, and fall of a share, that is none.
+#: Largest relative fall of throughput, and fall of a share, that counts as none.
 LEVEL = 0.01
-#: Gain of the last doubling from which a model is not saturated.
+#: Gain of the last doubling at or above which a model is not saturated.
 UNSATURATED = 0.15
-#: Active share that is low (published: two to three times less than the others), and that is high.
+#: Active share below which it is low (published: two to three times less than the others), and above which it is high.
 LOW, HIGH = 0.5, 0.95
-#: A kernel is long from this share of the active time, and far below the average at this part of it.
+#: Share of the active time at which a kernel is long, and ratio to the average at which it is far below it.
 LONG, FAR_BELOW = 0.01, 0.5
-#: Relative error of feature maps that are linear in the batch.
+#: Largest relative error of feature maps that count as linear in the batch.
 LINEAR = 0.02
-#: Share of linear scaling from which devices scale, and change of a share or of memory that is none.
+#: Share of linear scaling at which devices scale, and largest change of a share or of memory that counts as none.
 SCALES, UNCHANGED = 0.8, 0.05
 #: Kinds of memory in the published breakdown.
 _KINDS = ("weights", "gradients", "feature maps", "workspace", "dynamic")
@@ -32,18 +31,14 @@ Row = Mapping[str, Any]
 
 
 class Case(NamedTuple):
-    """One model, or one pair, of a check.
+    """One model, or one pair of models, in a check.
 
     Parameters
     ----------
     model
-        Name; of a pair, the first one.
+        Name of the model; for a pair, of the first one.
     name
-        Model and what else it is about.
-    agrees
-        Whether it agrees with the observation.
-    figures
-        In words.
+        Model with its device or cluster.
     """
 
     model: str
@@ -59,17 +54,18 @@ class Verdict:
     Parameters
     ----------
     number, claim
-        Of the observation.
+        Number and text of the observation.
     holds
-        ``None`` where it cannot be said here.
+        ``None`` if it cannot be decided here.
     cases
-        All that was looked at; the models of the first edition decide, since it observed only those.
+        All examined cases. Only models of the first edition decide, since only those were observed.
     missing
-        Why it cannot be said; ``""`` where it can.
+        Why it cannot be decided; ``""`` if it can.
     possible_cause
-        What may make it fail, by how frameworks work; it is not derived from these cases. ``""`` where it holds.
+        Possible reason for a failure from the workings of frameworks, not derived from these cases; ``""`` if the
+        observation holds.
     agreeing, decisive
-        Number of decisive cases that agree, and of all that decide.
+        Number of deciding cases that agree, and of all deciding cases.
     """
 
     number: int
@@ -98,11 +94,11 @@ class Verdict:
 class _Observation(NamedTuple):
     claim: str
     cases: Callable[[Studies], Iterator[Case]]
-    #: What may make it fail: of how frameworks work, and of no figure, since it is printed beside any.
+    #: Possible reason for a failure from the workings of frameworks, independent of the figures.
     possible_cause: str
-    #: What is missing where there is no case.
+    #: Reason if there is no case.
     missing: str = "No model of the first edition among those asked for shows it."
-    #: Application of which one model may disagree.
+    #: Application of which a single model may disagree.
     exception: str = ""
 
 
@@ -123,7 +119,7 @@ def _verdict(number: int, one: _Observation, studies: Studies) -> Verdict:
 
 
 def _sweeps(studies: Studies, least: int = 2) -> Iterator[tuple[str, str, list[Row]]]:
-    """Yield model, name and batches of every sweep with at least so many that fit."""
+    """Yield model, name and rows of every sweep with at least ``least`` fitting batches."""
     for model in studies.models:
         for device in studies.devices:
             rows = studies.sweep_of(model, device)
@@ -240,7 +236,7 @@ def _feature_maps_are_linear(studies: Studies) -> Iterator[Case]:
 
 
 def _clusters(studies: Studies, wanted: float) -> Iterator[tuple[ClusterRow, list[ClusterRow]]]:
-    """Yield the row of one device with those whose slowest link has a bandwidth, of each model."""
+    """Yield the row of one device and the rows of clusters with the given slowest link, for each model."""
     for model in studies.models:
         own = [row for row in studies.clusters if row.model == model and row.throughput]
         one = next((row for row in own if row.devices == 1), None)

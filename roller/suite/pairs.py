@@ -1,9 +1,7 @@
-"""Trains a model in two alternating processes, and estimates the ratio of their iteration times.
+"""Alternating training of a model in two processes, to estimate the ratio of their iteration times."""
 
-The speed of a shared machine drifts, and processes of the same code differ by where their memory and threads were
-placed. Alternating blocks of iterations see the same machine, so the ratio of neighbouring blocks has far less noise
-than two separate times.
-"""
+# The speed of a shared machine drifts, and processes with the same code differ by the placement of memory and threads.
+# The ratio of neighbouring blocks therefore has far less noise than two separate times.
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ from roller.suite.measuring import Measurement, SuiteProcess, measurement_of
 from roller.suite.sampling import Sample, SamplingRule
 from roller.suite.turns import Block, TurnCoordinator
 
-#: Rounds that warm up, and the half-width of the ratio at which no more are taken.
+#: Warm-up rounds, and half-width of the ratio at which sampling stops.
 WARM_UP, TARGET_HALF_WIDTH = 4, 0.005
-#: Seconds between two looks at processes that end.
+#: Polling interval for processes to exit, in seconds.
 _POLL_S = 0.05
-#: Seconds of a block, and seconds before it in which threads that still spin come to rest.
+#: Seconds of a block, and of the pause before it in which spinning threads come to rest.
 BLOCK_S, PAUSE_S = 0.2, 0.02
 
 
@@ -43,14 +41,13 @@ class Pair:
     Parameters
     ----------
     before, after
-        What the first pair measured.
+        Measurements of the first pair of processes.
     rounds_s
-        Of each pair of processes: seconds of an iteration in both, of rounds in which no other work took the
-        processors.
+        Per pair of processes: seconds per iteration in both, for undisturbed rounds.
     disturbed
         Number of rounds discarded because other work used the processors.
     environments
-        Of both processes: versions, and what makes them repeatable.
+        Versions and settings of both processes.
     """
 
     before: Measurement
@@ -61,11 +58,11 @@ class Pair:
 
     @property
     def ratio(self) -> MeanInterval | None:
-        """Time of an iteration after over before, with its interval of 95 %; ``None`` of too few rounds."""
+        """Time of an iteration after divided by before, with its 95 % interval; ``None`` for too few rounds."""
         return paired_ratio(self.rounds_s)
 
     def rows(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a row of each for the file of a run; :func:`~roller.suite.difference.difference` pairs them again."""
+        """Return a row of each for a run file, which :func:`~roller.suite.difference.difference` pairs again."""
         name = uuid4().hex
         both = []
         for n, one in enumerate((self.before, self.after)):
@@ -75,12 +72,12 @@ class Pair:
 
 
 def take_rounds(run: Sequence[Callable[[int], Block]], *, budget_s: float) -> tuple[list[tuple[float, float]], int]:
-    """Return rounds of one block of each of two, and how many were disturbed, within a budget."""
+    """Return rounds of one block each, and the number of disturbed rounds, within a budget."""
     end_s, rounds, disturbed, calls = monotonic() + budget_s, list[tuple[float, float]](), 0, 1
     number = 0
     while monotonic() < end_s or number < WARM_UP + LEAST_ROUNDS:
         found: list[Block] = [Block(0.0, False)] * 2
-        for side in (0, 1) if number % 2 == 0 else (1, 0):  # whoever is second finds warmer caches: they take turns
+        for side in (0, 1) if number % 2 == 0 else (1, 0):  # the second finds warmer caches: they alternate
             sleep(PAUSE_S)
             found[side] = run[side](calls)
         number += 1
@@ -108,22 +105,22 @@ def measure_pair(
     seed: int = 0,
     pythons: tuple[str, str] = (sys.executable, sys.executable),
 ) -> Pair:
-    """Train a model in two processes in turns on this machine's processor.
+    """Train a model alternately in two processes on this machine's processor.
 
     Parameters
     ----------
     model, reduced, batch, seed
-        As for :func:`~roller.suite.measuring.measure_model`.
+        As in :func:`~roller.suite.measuring.measure_model`.
     budget_s
-        Seconds, including the start of both processes but not the three steps after the turns in which operators are
-        timed. At least ``WARM_UP + LEAST_ROUNDS`` rounds run; disturbed rounds among them do not count.
+        Seconds including the start of both processes, but not the three final steps in which operators are timed. At
+        least ``WARM_UP + LEAST_ROUNDS`` rounds run, including disturbed ones.
     pythons
-        Interpreters with PyTorch of both; this release of roller runs in each.
+        Interpreters with PyTorch for both processes, which both run this release of roller.
 
     Raises
     ------
     ModelError
-        PyTorch is missing, or a process ended.
+        PyTorch is missing, or a process exited.
     """
     workload = model.workload(reduced=reduced)
     options = TraceOptions(workload.batch if batch is None else batch, None, None, False)
@@ -142,8 +139,8 @@ def measure_pair(
             tasks.append(pool.submit(processes[-1].measure, options, float(budget_s)))
         try:
             rounds, disturbed = _rounds(tasks, coordinators, lambda: budget_s - (monotonic() - start_s))
-        except BaseException:  # an interruption, too: nobody waits for what the processes would still do
-            while wait(tasks, _POLL_S).not_done:  # one that starts just now is killed when it is there
+        except BaseException:  # includes interruptions: do not wait for the processes to finish
+            while wait(tasks, _POLL_S).not_done:  # also kills a process that is still starting
                 for process in processes:
                     process.kill()
             raise
@@ -156,7 +153,7 @@ def measure_pair(
 
 
 def sample_of(iteration_s: Sequence[float], disturbed: int) -> Sample:
-    """Return the rounds of one process as a sample; its mean is reported by the limit of every measurement."""
+    """Return the rounds of one process as a sample; its mean is subject to the limit of single measurements."""
     found = mean_interval(iteration_s) if len(iteration_s) > 1 else None
     limit, note = SamplingRule().limit, ""
     if found is None or len(iteration_s) < LEAST_ROUNDS or found.half_width > limit:
@@ -182,11 +179,11 @@ def _rounds(
     except RollerError:
         for task in tasks:
             if task.done():
-                task.result()  # why its process ended says more than that it did
+                task.result()  # raises the cause of the process' end
         raise
     for coordinator, task in zip(coordinators, tasks, strict=True):
         coordinator.end()
-        task.exception()  # one after the other: what each measures after its turns is not disturbed by the other
+        task.exception()  # sequentially, so that final measurements do not disturb each other
     return found
 
 
@@ -200,16 +197,16 @@ def measure_pairs(
     failed: Callable[[str, RollerError], None],
     done: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Pair]:
-    """Yield a pair of every model, within a budget of seconds for all of them.
+    """Yield a pair of measurements of every model, within one time budget.
 
     Parameters
     ----------
     models, seed, failed, done
-        As for :func:`~roller.suite.measuring.measure`.
+        As in :func:`~roller.suite.measuring.measure`.
     python
         Interpreter of the second process; by default that of the first.
     budget_s
-        Seconds for all models. Each has an equal share of what is left, less what its start took.
+        Seconds for all models; each has an equal share of the remaining time, including its start.
     repeat
         Pairs of processes per model.
     """

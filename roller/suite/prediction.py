@@ -1,4 +1,4 @@
-"""Predicts training of the suite's models on devices: throughput, utilisation and memory by kind."""
+"""Predicted training of the suite's models on devices: throughput, utilisation and memory by kind."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ from roller.suite.tracing import trace_workload
 
 @dataclass(frozen=True)
 class Prediction:
-    """One model at one batch on one device; every number is predicted.
+    """One model at one batch on one device; every figure is predicted.
 
     Parameters
     ----------
-    model, device, batch
-        Names, and samples of a step.
     unit, units_per_sample
-        Of throughput.
-    forecast
-        Of one steady step.
+        Unit of throughput, and its number per sample.
     """
 
     model: str
@@ -45,7 +41,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the device has the memory."""
+        """Whether the step fits the device's memory."""
         return self.forecast.memory.fits
 
     def _per_second(self, iteration_s: float) -> float | None:
@@ -63,7 +59,7 @@ class Prediction:
 
     @property
     def compute_utilisation(self) -> float:
-        """Share of the step in which a kernel is active. One stream computes, so kernels do not overlap."""
+        """Share of the step with an active kernel; kernels of the single stream do not overlap."""
         return min(1.0, self.forecast.device_s / self.forecast.iteration_s) if self.forecast.iteration_s else 0.0
 
     @cached_property
@@ -77,27 +73,27 @@ class Prediction:
 
     @property
     def peak_share_by_pipe(self) -> Mapping[str, float]:
-        """Share of the peak by pipe: see :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
+        """Share of the peak by pipe, as in :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
         return peak_share_by_pipe(self.timed_work)
 
     @property
     def kernels(self) -> tuple[OperatorUse, ...]:
-        """The five operators that take longest among those that use the peak less than the step does."""
+        """The five longest operators whose share of the peak is below that of the step."""
         return longest_below_average(operator_uses(self.timed_work))
 
     @property
     def peak_share(self) -> float:
-        """Share of the peak over all pipes: at a half, better kernels would at most double the speed."""
+        """Share of the peak over all pipes: at one half, better kernels would at most double the speed."""
         return sum(self.peak_share_by_pipe.values())
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes by the published kinds at the peak: see :func:`~roller.suite.memory_kinds.memory_by_kind`."""
+        """Bytes by published kind at the peak, as in :func:`~roller.suite.memory_kinds.memory_by_kind`."""
         return memory_by_kind(self.forecast.memory)
 
     @property
     def most_memory(self) -> Mapping[str, int]:
-        """Most bytes of each kind, each at a time of its own."""
+        """Peak bytes of each kind, each at its own time."""
         return most_by_kind(self.forecast.step.trace, self.forecast.step.spec)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,25 +121,23 @@ def predict(
     reduced: bool = False,
     done: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Prediction]:
-    """Yield a prediction for every model, batch and device, in this order; devices share traces where they can.
+    """Yield a prediction for every model, batch and device, in this order; devices share traces if possible.
 
     Parameters
     ----------
     models
-        As of :func:`roller.suite.registry.models_of`.
-    devices
-        GPUs or processors.
+        Models, as from :func:`roller.suite.registry.models_of`.
     batches
-        Samples of a step; ``None`` for the model's own.
+        Samples per step; ``None`` for the model's own.
     reduced
-        Whether models are of the size that this machine trains in seconds, in place of the published one.
+        Whether to use the sizes that this machine trains in seconds instead of the published ones.
     done
         Called with the name of each prediction.
 
     Raises
     ------
     ModelError
-        PyTorch is missing, or a device is neither a CUDA device nor a processor.
+        PyTorch is missing, or a device is neither a CUDA device nor a CPU.
     """
     for model in models:
         workload = model.workload(reduced=reduced)

@@ -1,4 +1,4 @@
-"""The sixteen models by name, in the order in which they are printed; nothing here needs PyTorch."""
+"""The sixteen models by name, in print order; this module does not need PyTorch."""
 
 from __future__ import annotations
 
@@ -101,17 +101,17 @@ _ROWS = (
     ),
 )  # fmt: skip
 
-#: Name of each of the sixteen -> its entry.
+#: Name -> entry of each of the sixteen models.
 MODELS: Mapping[str, SuiteModel] = {row.name: row for row in _ROWS}
 
 
 def models_of(names: Iterable[str]) -> tuple[SuiteModel, ...]:
-    """Return models by name, in the order of the names; all of them if none is named.
+    """Return models by name, in the order of the names; all models by default.
 
     Raises
     ------
     RollerError
-        There is no such model.
+        A name is unknown.
 
     Examples
     --------

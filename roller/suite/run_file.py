@@ -1,4 +1,4 @@
-"""The file of a run of the suite: rows, measured or predicted, under a head that says on what and of what they are."""
+"""The file of a suite run: measured or predicted rows, and a head with date, environment and settings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roller.errors import RollerError, shown
 from roller.probing.environment import environment
 
 FORMAT, VERSION = "roller suite run", 1
-#: Parts of an environment that decide times.
+#: Parts of an environment that affect times.
 _PARTS = ("roller", "python", "system", "packages", "processor", "devices", "variables")
-#: Between these are the seconds of an iteration.
+#: Bounds of plausible seconds per iteration.
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
-#: What every row has.
+#: Keys of every row.
 _KEYS = frozenset({"model", "device", "batch", "kind", "throughput_per_s"})
 
 
@@ -31,7 +31,8 @@ class SuiteRun:
     head
         Date, environment, seed and rule, as plain data.
     rows
-        What :class:`~roller.suite.prediction.Prediction` and :class:`~roller.suite.measuring.Measurement` give.
+        JSON-ready data of :class:`~roller.suite.prediction.Prediction` and
+        :class:`~roller.suite.measuring.Measurement`.
     """
 
     head: Mapping[str, Any]
@@ -49,7 +50,7 @@ def head_of(release: str, *, now: datetime | None = None, **more: Any) -> dict[s
 
 
 def environment_of(release: str) -> dict[str, Any]:
-    """Return the parts of this process' environment that decide times; ``release`` is the version of roller."""
+    """Return the parts of this process' environment that affect times; ``release`` is roller's version."""
     found = environment(release)
     return {name: found[name] for name in _PARTS}
 
@@ -71,7 +72,7 @@ def read_run(path: Path) -> SuiteRun:
     Raises
     ------
     RollerError
-        The file cannot be read, or is none of a run.
+        The file cannot be read or is not a run.
     """
     data = read_json(path, "a run of the suite")
     known = isinstance(data, Mapping) and data.get("format") == FORMAT
@@ -97,7 +98,7 @@ def read_run(path: Path) -> SuiteRun:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Read JSON."""
+    """Read JSON; ``what`` names its content in the error message."""
     try:
         return json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -107,7 +108,6 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def _row_problem(row: Any) -> str:
-    """Return what is wrong with a row; empty if nothing is."""
     if not isinstance(row, Mapping) or not row.keys() >= _KEYS:
         return "a row without what every row has"
     if not all(isinstance(row[name], str) for name in ("model", "device", "kind")) or not isinstance(row["batch"], int):
@@ -130,7 +130,7 @@ def _is_time(value: Any) -> bool:
 
 
 def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested plain data with dotted names.
+    """Flatten nested mappings to dotted names.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def keys_of(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, str, str]]:
-    """Return the name of each row: model, batch, kind, and of a prediction the device."""
+    """Return the key of each row: model, batch, kind, and for a prediction the device."""
     return [
         (row["model"], row["batch"], row["kind"], row["device"] if row["kind"] == "predicted" else "") for row in rows
     ]

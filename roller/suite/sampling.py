@@ -1,9 +1,7 @@
-"""Times consecutive iterations of a step until their mean is known: the stop rule of the training benchmark.
+"""Sampling of consecutive iterations by the stop rule of the training benchmark."""
 
-First come iterations that warm up: how many, the data decide. They end when the median over a window of iterations has
-changed by little over as many iterations. Then iterations count until the interval of their mean is narrow, or there
-are enough of them, or the budget is spent. An iteration in which other work took the processors does not count.
-"""
+# Warm-up ends when moving medians change little. Then iterations count until the interval of their mean is narrow, the
+# maximum number is reached, or the budget is spent. Iterations disturbed by other work do not count.
 
 from __future__ import annotations
 
@@ -22,23 +20,23 @@ from roller.suite.mean_interval import MeanInterval, mean_interval
 
 @dataclass(frozen=True)
 class SamplingRule:
-    """When iterations are warm, and when there are enough of them.
+    """Rule for the end of the warm-up and for the number of iterations.
 
-    The publication discards iterations until throughput is stable and takes 50 to 1,000; the numbers that say what
-    stable is are ours.
+    The publication discards iterations until throughput is stable and takes 50 to 1,000; the numbers that define
+    stability are Roller's.
 
     Parameters
     ----------
     window
-        Iterations of the moving median, and number of moving medians that have to agree.
+        Iterations per moving median, and number of consecutive medians that must agree.
     tolerance
         Largest relative difference of these medians.
     least, most
-        Iterations that count, at least and at most.
+        Bounds on the number of counted iterations.
     precise
-        Half-width of the mean's interval, relative to the mean, at which no more are taken.
+        Half-width of the mean's interval, relative to the mean, at which sampling stops.
     limit
-        Half-width from which the mean is not reported.
+        Half-width above which the mean is not reported.
     """
 
     window: int = 20
@@ -56,30 +54,30 @@ class SamplingRule:
             )
 
 
-#: For a short budget: smaller windows, a looser end of the warm-up and at least 6 iterations; the same precision of the
-#: mean.
+#: Rule for a short budget: smaller windows, a looser end of the warm-up and at least 6 iterations, with the same
+#: precision of the mean.
 QUICK = SamplingRule(window=3, tolerance=0.05, least=6, most=1000)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Iterations of a step.
+    """Times of the iterations of a step.
 
     Parameters
     ----------
     warm_up
-        Undisturbed iterations before the first that counts.
+        Undisturbed iterations before the first counted one.
     samples_s
-        Seconds of each iteration that counts, in order.
+        Seconds of each counted iteration, in order.
     disturbed
-        Iterations, in both phases, in which other work took the processors; they do not count.
+        Number of iterations of both phases that were discarded because of other work.
     interval
-        Mean of ``samples_s`` with its interval of 95 %; ``None`` if fewer than two count.
+        Mean of ``samples_s`` with its 95 % interval; ``None`` if fewer than two iterations count.
     cpu_utilisation
-        Seconds that the processors worked for this process in the phase that counts, over its seconds times their
-        number; ``None`` if nothing counts.
+        CPU seconds of this process in the counted phase, divided by its elapsed seconds and the number of processors;
+        ``None`` if no iteration counts.
     note
-        Why the mean is not reported; empty if it is.
+        Why the mean is not reported; ``""`` if it is.
     """
 
     warm_up: int
@@ -109,13 +107,13 @@ class Sample:
         return cls(**{**data, **given})
 
     def timing(self) -> StepTiming:
-        """Return the mean as a timing of a step; without an interval, from zero to infinity."""
+        """Return the mean as a step timing; without an interval, its bounds are zero and infinity."""
         mean, lower, upper = self.interval or MeanInterval(0.0, 0.0, float("inf"))
         return StepTiming(mean, max(0.0, lower), upper, self.is_stable, self.samples_s, self.note)
 
 
 def warm_up_of(seconds: Sequence[float], rule: SamplingRule) -> int | None:
-    """Return how many iterations of a series are warm-up; ``None`` if it is not warm yet.
+    """Return the number of warm-up iterations in a series; ``None`` if warm-up has not ended.
 
     Examples
     --------
@@ -142,7 +140,7 @@ def sample_iterations(
     steps_per_call: int = 1,
     budget_s: float,
 ) -> Sample:
-    """Return a sample of iterations of a step."""
+    """Return a sample of the iterations of a step."""
     clock = system_clock()
     try:
         return _Sampler(step, rule, steps_per_call, budget_s, clock).run()
@@ -182,7 +180,7 @@ class _Sampler:
 
     def _take(self, kept: list[float]) -> None:
         if not self._taken:
-            self._step()  # makes the threads that the clock attends to
+            self._step()  # creates the threads that the clock observes
         self._clock.attend()
         one = spell(self._step, self._clock)
         self._taken += 1

@@ -1,4 +1,4 @@
-"""Studies of the suite's models, all predicted: batches up to memory, devices together, precision, fusion."""
+"""Predicted studies of the suite's models: batches up to memory, several devices, precision, fusion."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from roller.suite.prediction import Prediction
 from roller.suite.registry import models_of
 from roller.suite.tracing import trace_workload
 
-#: Bytes a second of a link in one direction in the published study: PCIe as measured there, Ethernet and InfiniBand.
+#: Link bytes per second in one direction in the published study: PCIe as measured there, Ethernet, InfiniBand.
 PCIE, SLOW, FAST = 6e9, 1e9 / 8, 100e9 / 8
-#: Devices, machines and bytes a second of the slowest link of a ring through all devices.
+#: Devices, machines, and bytes per second of the slowest link of a ring through all devices.
 CLUSTERS: Mapping[str, tuple[int, int, float]] = {
     "1 device": (1, 1, PCIE), "2 devices, PCIe": (2, 1, PCIE), "4 devices, PCIe": (4, 1, PCIE),
     "2 machines, 1 Gb/s": (2, 2, SLOW), "2 machines, 100 Gb/s": (2, 2, FAST),
@@ -35,19 +35,13 @@ class ClusterRow:
     Parameters
     ----------
     model, device, batch
-        Names, and samples of a step on each device.
+        Names, and samples per step on each device.
     cluster
-        One of :data:`CLUSTERS`.
-    devices, machines
-        How many.
+        Key of :data:`CLUSTERS`.
     throughput
         Units per second of all devices; ``None`` if it cannot be predicted.
     compute_utilisation
-        Share of the step in which a kernel of a device is active.
-    total_bytes
-        Memory of a device.
-    reason
-        Why there is no prediction.
+        Share of the step with an active kernel, per device.
     """
 
     model: str
@@ -68,16 +62,12 @@ class ClusterRow:
 
 @dataclass(frozen=True)
 class ChangeRow:
-    """A model with another precision, or with fused kernels.
+    """A model with another precision or with fused kernels.
 
     Parameters
     ----------
-    model, device, batch, change
-        Which.
     speedup
-        Time of a step before over that after; ``None`` if it cannot be predicted.
-    reason
-        Why not.
+        Time of a step before divided by after the change; ``None`` if it cannot be predicted.
     """
 
     model: str
@@ -94,18 +84,12 @@ class ChangeRow:
 
 @dataclass(frozen=True)
 class Studies:
-    """All rows of the studies.
+    """Rows of all studies.
 
     Parameters
     ----------
     sweeps
-        Predictions of batches of powers of two, the last of each model and device the first that does not fit.
-    clusters, changes
-        Rows of the other studies.
-    models
-        Entries of the models, by name.
-    devices
-        Specifications, by name.
+        Predictions for batches of powers of two; the last one of each model and device is the first that does not fit.
     """
 
     sweeps: tuple[Mapping[str, Any], ...]
@@ -121,7 +105,7 @@ class Studies:
         Raises
         ------
         RollerError
-            The data lack something, or name an unknown model or device.
+            The data are incomplete, or name an unknown model or device.
         """
         try:
             sweeps = tuple(data["sweeps"])
@@ -136,12 +120,12 @@ class Studies:
         return cls(sweeps, clusters, changes, {model.name: model for model in models}, devices)
 
     def sweep_of(self, model: str, device: str) -> list[Mapping[str, Any]]:
-        """Return the batches of a model that fit a device, in ascending order."""
+        """Return the fitting batches of a model on a device, in ascending order."""
         rows = (row for row in self.sweeps if (row["model"], row["device"]) == (model, device) and row["fits"])
         return sorted(rows, key=lambda row: row["batch"])
 
     def is_whole(self, model: str, device: str) -> bool:
-        """Return whether a sweep ends at a batch that does not fit, and not at a limit that was asked for."""
+        """Return whether a sweep ends at a batch that does not fit, and not at a requested limit."""
         return any((row["model"], row["device"], row["fits"]) == (model, device, False) for row in self.sweeps)
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,7 +141,7 @@ def _without_kind(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saturation(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the batch of a sweep from which every doubling gains less than a tenth; ``None`` if the last one does not.
+    """Return the batch above which every doubling gains less than a tenth; ``None`` if the last one gains more.
 
     Examples
     --------
@@ -186,13 +170,13 @@ def run_studies(
     Parameters
     ----------
     models, devices
-        Which; the studies of clusters and changes are of the first device.
+        Subjects of the batch sweeps; clusters and changes only use the first device.
     reduced
-        Whether in the sizes for this machine.
+        Whether to use the sizes for this machine.
     most
         Largest batch of a sweep; by default the largest that fits.
     done
-        Called with the name of each model and device.
+        Called with the names of each model and device.
     """
     sweeps, clusters, changes = list[Mapping[str, Any]](), list[ClusterRow](), list[ChangeRow]()
     for model in models:
@@ -212,16 +196,13 @@ def run_studies(
 def batch_sweep(
     model: SuiteModel, units: float, step: TracedStep, spec: DeviceSpec, most: int | None = None
 ) -> Iterator[Prediction]:
-    """Yield predictions of batches of powers of two up to the first that does not fit.
-
-    A model whose published batches are one has that one alone. A batch that is too small to train, as one image is
-    for a batch norm after global pooling, is left out.
-    """
+    """Yield predictions for batches of powers of two up to the first that does not fit."""
+    # a model published with a single batch keeps it
     batch = model.batches[0] if len(model.batches) == 1 else 1
     while most is None or batch <= most:
         try:
             forecast = step.forecast(spec, batch=batch)
-        except ModelError:
+        except ModelError:  # too small to train, as one image for a batch norm after global pooling
             if batch >= model.batches[0]:
                 raise
             batch *= 2
@@ -247,11 +228,11 @@ def cluster_study(model: SuiteModel, units: float, step: TracedStep, spec: Devic
             continue
         try:
             answer = what_if(graph, DDP(devices=devices, bandwidth=bandwidth))
-            several = several or step.forecast(spec, devices=2)  # its memory: buckets are of the same size for all
+            several = several or step.forecast(spec, devices=2)  # buckets have one size for all numbers
         except RollerError as error:
             yield ClusterRow(*head, None, reason=str(error))
             continue
-        # Kernels are active as long as on one device: reductions run on the network's lane.
+        # Kernels are active for the same time as on one device, since reductions run on the network's lane.
         active = min(1.0, one.device_s / (answer.iteration_us / 1e6))
         speed = devices * batch * units / (answer.iteration_us / 1e6) if several.memory.fits else None
         yield ClusterRow(
@@ -260,7 +241,7 @@ def cluster_study(model: SuiteModel, units: float, step: TracedStep, spec: Devic
 
 
 def change_study(model: SuiteModel, step: TracedStep, spec: DeviceSpec) -> Iterator[ChangeRow]:
-    """Yield what half precision and fused kernels bring at the step's own batch."""
+    """Yield the effects of half precision and fused kernels at the step's own batch."""
     head = (model.name, spec.name, int(step.options["batch"]))
     before_s = step.forecast(spec).iteration_s
     for amp in ("fp16", "bf16"):

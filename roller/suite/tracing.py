@@ -1,4 +1,4 @@
-"""Traces of the suite's models: the operators and the memory of their steps, on shapes alone."""
+"""Traces of the suite's models: operators and memory of their steps, from shapes alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.suite.entry import Workload
 def trace_workload(
     name: str, workload: Workload, *, batch: int | None = None, device: str | DeviceSpec | None = None
 ) -> TracedStep:
-    """Return the traced step of a workload, at its own batch by default."""
+    """Trace the step of a workload, at its own batch by default."""
     module = providers_of(name, workload)
     return trace_providers(
         name, str(module.__file__), model_provider=module.model_provider, input_provider=module.input_provider,
@@ -24,7 +24,7 @@ def trace_workload(
 
 
 def providers_of(name: str, workload: Workload) -> ModuleType:
-    """Return a module with the three providers of a workload, whose file is that of the model."""
+    """Return a module with the three providers of a workload, under the file name of the model."""
 
     def input_provider(batch_size: int = workload.batch) -> tuple[Any, ...]:
         return workload.inputs(batch_size)

@@ -1,4 +1,4 @@
-"""Trains a model of the suite for a few steps on one batch, on this processor: whether it learns, and what it holds."""
+"""Short training of a suite model on one batch on this processor, to check losses and memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,12 @@ from roller.suite.entry import SuiteModel
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A few steps on one batch.
+    """Result of a few training steps on one batch."""
 
-    Parameters
-    ----------
-    losses
-        Loss of each step, before its update.
-    seconds
-        Time of processors in all steps, of all threads, without building the model: other work does not disturb it.
-    weights_bytes, gradients_bytes, optimizer_bytes
-        Bytes of all parameters, of their gradients, and of the optimizers' states on the device of the parameters.
-    """
-
-    losses: tuple[float, ...]
-    seconds: float
+    losses: tuple[float, ...]  # loss of each step, before its update
+    seconds: float  # CPU time of all threads in all steps, which other work does not disturb
+    # weights_bytes, gradients_bytes, optimizer_bytes: bytes of all parameters, of their gradients, and of optimizer
+    # states on the device of the parameters
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
@@ -42,12 +34,12 @@ def train(model: SuiteModel, *, steps: int = 3, reduced: bool = True, batch: int
         step, losses = workload.step(module), []
         start = time.process_time()
         for _ in range(steps):
-            torch.manual_seed(1)  # the same noise and dropout, so that losses are of one function
+            torch.manual_seed(1)  # same noise and dropout, so that losses are comparable
             losses.append(float(step(*inputs)))
         seconds = time.process_time() - start
     parameters = list(module.parameters())
     gradients = [p.grad for p in parameters if p.grad is not None]
-    # A counter of steps has no axis, and stays on the host.
+    # Step counters are scalars on the host.
     states = [t for o in step.optimizers for s in o.state.values() for t in s.values() if _has_axes(t)]
     return TrainingRun(tuple(losses), seconds, *(_bytes(tensors) for tensors in (parameters, gradients, states)))
 

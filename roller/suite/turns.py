@@ -1,4 +1,4 @@
-"""Turns of processes that train: one runs a block of iterations while the other waits."""
+"""Alternation of training processes: one runs a block of iterations while the other waits."""
 
 from __future__ import annotations
 
@@ -15,59 +15,43 @@ from roller.insight.trace.step_clock import is_undisturbed
 from roller.runtime.clock import Clock, system_clock
 from roller.runtime.windows import spell
 
-#: Seconds between two looks at whether the other process is still there.
+#: Seconds between checks that the other process is alive.
 _POLL_S = 0.2
-#: Seconds in which a message that has begun is whole.
+#: Timeout of a message after its first byte, in seconds.
 _MESSAGE_TIMEOUT_S = 60.0
-#: Seconds in which a process starts, or runs a block.
+#: Timeout of a process start, and of a block, in seconds.
 _BLOCK_TIMEOUT_S = 600.0
 
 
 class Block(NamedTuple):
-    """Iterations that followed each other.
-
-    Parameters
-    ----------
-    iteration_s
-        Seconds of one.
-    is_quiet
-        Whether no other work took the processors.
-    """
+    """Seconds per iteration of consecutive iterations, and whether no other work disturbed them."""
 
     iteration_s: float
     is_quiet: bool
 
 
 class TurnCoordinator:
-    """Coordinator's end of two named pipes: it asks a worker to run a block, and receives its time.
-
-    Parameters
-    ----------
-    folder
-        Empty, of this process alone.
-    is_alive
-        Whether the other process is still there.
-    """
+    """Coordinator's end of two named pipes in an empty ``folder``, through which a worker is asked to run blocks."""
 
     def __init__(self, folder: Path, is_alive: Callable[[], bool]) -> None:
         self._is_alive = is_alive
         for name in ("turn", "done"):
             os.mkfifo(folder / name, 0o600)
-        # Both are open for both directions here, so that no end waits for the other one to open its own.
+        # opened for reading and writing, so that neither process blocks until the other opens its end
         self._turn, self._done = (os.open(folder / name, os.O_RDWR) for name in ("turn", "done"))
 
     def wait(self) -> None:
-        """Return when the other process is ready."""
+        """Wait until the other process is ready."""
         self._answer()
 
     def run(self, calls: int) -> Block:
-        """Return a block of calls of the step."""
+        """Let the other process call the step ``calls`` times; return the block's time."""
         send(self._turn, {"calls": calls})
         answer = self._answer()
         return Block(float(answer["iteration_s"]), bool(answer["is_quiet"]))
 
     def end(self) -> None:
-        """Let the other process go on with what comes after its turns."""
+        """Let the other process continue after its last block."""
         send(self._turn, {"calls": 0})
 
     def close(self) -> None:
@@ -89,7 +73,7 @@ class TurnCoordinator:
 
 
 def take_turns(step: Callable[[], object], folder: Path, *, steps_per_call: int = 1) -> None:
-    """Run blocks of a step as the other end asks."""
+    """Run blocks of a step on request of the coordinator."""
     clock = system_clock()
     turn, done = (os.open(folder / name, flag) for name, flag in (("turn", os.O_RDONLY), ("done", os.O_WRONLY)))
     try:

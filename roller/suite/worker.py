@@ -1,7 +1,6 @@
-"""``python -m roller.suite.worker MODEL``: trains a model of the suite, and measures its steps, for ``measuring``.
+"""``python -m roller.suite.worker MODEL`` trains a suite model and measures its steps for ``measuring``."""
 
-Requests come on standard input, answers go to what was standard output.
-"""
+# It reads requests from standard input and answers on the original standard output.
 
 from __future__ import annotations
 
@@ -18,21 +17,20 @@ from roller.suite.run_file import environment_of
 from roller.suite.sampling import Sample, SamplingRule, sample_iterations
 from roller.suite.turns import take_turns
 
-#: What makes runs repeatable, read by the GNU C library and OpenMP: freed memory stays with the process, since fresh
-#: pages of the system make steps of many small tensors longer, in one process more than in another; and threads stay on
-#: their processors.
+#: Settings of the GNU C library and OpenMP for repeatable runs. The process keeps freed memory, since fresh pages slow
+#: down steps of many small tensors, and differently in each process; and threads stay on their processors.
 REPEATABLE = {
     "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 24),
     "OMP_PROC_BIND": "true",
 }  # fmt: skip
-#: Of Linux: asks for the personality of a process, and the bit of addresses that are not random.
+#: Linux constants: request for the process' personality, and its bit ADDR_NO_RANDOMIZE.
 _ASK, _FIXED = 0xFFFFFFFF, 0x0040000
-#: Steps whose operators are timed one by one, after the sample.
+#: Steps after the sample whose operators are timed individually.
 TIMED_STEPS = 3
 
 
 def main(name: str) -> None:
-    """Answer requests until the other end is gone."""
+    """Answer requests until the other end closes."""
     answer_requests(lambda request: _measured(name, request))
 
 
@@ -77,7 +75,7 @@ def _environment() -> dict[str, Any]:
 
 
 def has_fixed_addresses() -> bool:
-    """Whether the addresses of this process are not random; ``False`` where the system does not tell."""
+    """Return whether address randomisation is off; ``False`` if the system does not report it."""
     personality = _personality()
     found = -1 if personality is None else personality(_ASK)
     return found >= 0 and bool(found & _FIXED)
@@ -90,10 +88,8 @@ def _personality() -> Callable[[int], int] | None:
 
 
 def fix_addresses() -> None:
-    """Start this process again with addresses that are not random, where the system lets it.
-
-    Which memory shares a cache's sets would otherwise differ from one process to the next, and times with it.
-    """
+    """Restart this process without address randomisation, if the system permits it."""
+    # addresses decide which data share cache sets, so random ones make times differ between processes
     personality = _personality()
     if personality is None:
         return

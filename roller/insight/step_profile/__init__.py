@@ -1,1 +1,1 @@
-"""The profile of a training step: where its time and memory go, by module, line, operator and kernel."""
+"""Profiles of a training step: its time and memory by module, line, operator and kernel."""

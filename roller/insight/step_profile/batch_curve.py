@@ -1,4 +1,4 @@
-"""Throughput and memory of a step over its batch: the line through three batches, and computed ones beside it."""
+"""Throughput and memory of a step as functions of its batch size: a line through three batches, and more points."""
 
 from __future__ import annotations
 
@@ -9,37 +9,35 @@ from typing import Literal, NamedTuple
 
 from roller.errors import NoCandidateError, RollerError, shown
 
-#: Distances between the three batches, largest first: a step that takes little of the memory takes the first.
+#: Differences between the three batch sizes; the largest is used if the step needs little memory.
 STEPS = (100, 20, 10, 5, 1)
-#: Share of the memory that the batches of the widest distance may take.
+#: Largest share of memory that the batches of the largest difference may take.
 SMALL = 0.1
-#: Relative distances of a computed batch from the lines of time and bytes, from which on they do not hold there.
+#: Relative errors of the time line and the memory line at a batch above which the line does not hold there.
 APART, APART_BYTES = 0.05, 0.02
-#: Growth of the time over the three batches, relative to the constant, that is no more than rounding.
+#: Largest growth of time over the three batches, relative to the constant, that counts as rounding.
 _NOISE = 1e-6
-#: Growth of throughput by a doubled batch, below which returns diminish.
+#: Growth of throughput per doubling of the batch below which returns diminish.
 DIMINISHING = 1.1
 
 
 class BatchPoint(NamedTuple):
-    """One step of a batch.
+    """Time and memory of a step at one batch size.
 
     Parameters
     ----------
     batch
-        Samples of a call.
+        Samples per call.
     iteration_s
         Time of a step.
     throughput
         Samples per second; 0 if the step does not fit.
     allocated_bytes, total_bytes
-        Peaks of the allocator, and of the process.
-    fits
-        Whether it fits.
+        Peak bytes of the allocator, and of the process.
     bound
-        What bounds the step.
+        What limits the step, such as ``"device"``.
     peak_phase
-        Phase of the step at the memory's peak.
+        Phase of the step in which memory peaks.
     """
 
     batch: int
@@ -53,16 +51,16 @@ class BatchPoint(NamedTuple):
 
 
 class BatchLine(NamedTuple):
-    """Lines over the batch ``x``: ``a x + b`` seconds, ``c x + d`` allocated bytes.
+    """Least-squares lines over the batch ``x``: ``a x + b`` seconds and ``c x + d`` allocated bytes.
 
     Parameters
     ----------
     a, b, c, d
-        By least squares, ``b`` at least 0.
+        Coefficients; ``b`` is at least 0.
     batches
-        Where they were sampled.
+        Batch sizes of the three points.
     holds
-        Whether the time grows with the batch, and no constraint was needed.
+        Whether the time grows with the batch and ``b`` did not have to be set to 0.
     """
 
     a: float
@@ -73,33 +71,33 @@ class BatchLine(NamedTuple):
     holds: bool
 
     def iteration_s(self, batch: float) -> float:
-        """Return the time of a step."""
+        """Return the seconds of a step at a batch."""
         return self.a * batch + self.b
 
     def throughput(self, batch: float) -> float:
-        """Return the samples per second."""
+        """Return the samples per second at a batch."""
         took = self.iteration_s(batch)
         return batch / took if took > 0 else 0.0
 
     def allocated_bytes(self, batch: float) -> float:
-        """Return the peak of allocated bytes."""
+        """Return the peak of allocated bytes at a batch."""
         return self.c * batch + self.d
 
 
 @dataclass(frozen=True)
 class BatchCurve:
-    """Throughput and memory of a step over its batch.
+    """Throughput and memory of a step as functions of its batch.
 
     Parameters
     ----------
     line
-        Through three batches; ``None`` if three do not fit.
+        Line through three batches; ``None`` if fewer than three fit.
     computed
-        Batches that were computed, those of the line among them, in order.
+        All computed batches in ascending order, including those of the line.
     largest
-        Largest batch that fits; 0 if none does, or it was not searched.
+        Largest batch that fits; 0 if none fits or the search was skipped.
     notes
-        Where the line does not hold, and why, a sentence each.
+        Sentences that name where the line does not hold, and why.
     """
 
     line: BatchLine | None
@@ -109,10 +107,10 @@ class BatchCurve:
 
     @property
     def limit_by(self) -> Literal["line", "computed", ""]:
-        """What tells the limit of large batches: the line where it holds there, else the computed batches, or neither.
+        """Source of the throughput limit for large batches: the line, else the computed batches, or ``""``.
 
-        The line does not hold where it is off by more than 5 % at a computed batch beyond its own, or at one from which
-        returns diminish by it.
+        The line is rejected if its time is off by more than 5 % at a computed batch above its own, or at one where, by
+        the line, returns diminish.
         """
         if self.line is not None and self.line.holds:
             knee = _knee_of_line(self.line)
@@ -123,12 +121,12 @@ class BatchCurve:
 
     @property
     def most_throughput(self) -> float:
-        """Limit of the line for large batches, ``1 / a`` samples per second; 0 where it does not hold."""
+        """Limit of the line for large batches, ``1 / a`` samples per second; 0 where the line does not hold."""
         return 1.0 / self.line.a if self.line is not None and self.limit_by == "line" else 0.0
 
     @property
     def most_computed(self) -> BatchPoint | None:
-        """The computed batch with most samples per second where :attr:`limit_by` is ``"computed"``; else ``None``."""
+        """Computed batch with the highest throughput if :attr:`limit_by` is ``"computed"``; else ``None``."""
         if self.limit_by != "computed":
             return None
         return max((p for p in self.computed if p.fits), key=lambda p: p.throughput)
@@ -139,19 +137,19 @@ class BatchCurve:
         return next((p.throughput for p in self.computed if p.batch == self.largest), 0.0)
 
     def at(self, batch: int) -> BatchPoint | None:
-        """Return a batch that was computed; ``None`` if it was not."""
+        """Return the computed point of a batch; ``None`` if there is none."""
         return next((p for p in self.computed if p.batch == batch), None)
 
     def diminishing_from(self) -> int:
-        """Return the first batch ``x`` with ``T(2 x) / T(x) < 1.1``.
+        """Return the smallest batch ``x`` with ``T(2 x) / T(x) < 1.1``, where ``T`` is the throughput.
 
-        On the line, the first above ``4.5 b / a``; where the line does not hold (:attr:`limit_by`), the first computed
-        batch whose double was computed, too.
+        On the line, it is the first batch above ``4.5 b / a``. Where the line does not hold (:attr:`limit_by`), it is
+        the first computed batch whose double was also computed.
 
         Raises
         ------
         NoCandidateError
-            Neither the line nor the computed batches tell one.
+            Neither the line nor the computed batches contain such a batch.
         """
         knee = None
         if self.line is not None and self.limit_by == "line":
@@ -167,20 +165,19 @@ class BatchCurve:
         return knee
 
     def _knee_of_computed(self) -> int | None:
-        """Return the first computed batch whose computed double brings less than a tenth more; ``None`` if none."""
         known = {p.batch: p.throughput for p in self.computed if p.fits and p.throughput > 0}
         pairs = ((batch, known[2 * batch] / known[batch]) for batch in sorted(known) if 2 * batch in known)
         return next((batch for batch, growth in pairs if growth < DIMINISHING), None)
 
     def batch_of_memory(self, allocated_bytes: float) -> int:
-        """Return the largest batch whose allocated bytes are at most these, by the line; at least 1.
+        """Return the largest batch that the line predicts to allocate at most ``allocated_bytes``; at least 1.
 
         Raises
         ------
         NoCandidateError
             There is no line, or memory does not grow with the batch.
         RollerError
-            ``allocated_bytes`` is no finite number.
+            ``allocated_bytes`` is not a finite number.
         """
         _check_finite("batch_of_memory", "bytes", allocated_bytes)
         line = self._line()
@@ -191,14 +188,14 @@ class BatchCurve:
         return max(1, math.floor((allocated_bytes - line.d) / line.c))
 
     def batch_of_throughput(self, per_s: float) -> int:
-        """Return the smallest batch with a throughput, by the line; at least 1.
+        """Return the smallest batch that the line predicts to reach a throughput; at least 1.
 
         Raises
         ------
         NoCandidateError
-            There is no line, no batch is so fast, or the line does not hold at such batches.
+            There is no line, no batch reaches the throughput, or the line does not hold at such batches.
         RollerError
-            ``per_s`` is no finite number.
+            ``per_s`` is not a finite number.
         """
         _check_finite("batch_of_throughput", "samples/s", per_s)
         line = self._line()
@@ -230,7 +227,6 @@ def _knee_of_line(line: BatchLine) -> int:
 
 
 def _slower(line: BatchLine, computed: Sequence[BatchPoint]) -> list[BatchPoint]:
-    """Return the batches that fit where the line of the time is off."""
     return [p for p in computed if p.fits and _are_apart(line.iteration_s(p.batch), p.iteration_s, APART)]
 
 
@@ -240,9 +236,7 @@ def _check_finite(where: str, unit: str, value: float) -> None:
 
 
 def fit_line(points: Sequence[BatchPoint]) -> BatchLine:
-    """Return the lines of least squares through some batches.
-
-    Where the time would be negative at batch 0, ``b`` is 0; the line is then said not to hold.
+    """Fit the lines of time and memory; if the time at batch 0 would be negative, ``b`` is 0 and ``holds`` false.
 
     Examples
     --------
@@ -271,11 +265,7 @@ def batch_curve(
     point_at: Callable[[int], BatchPoint], batch: int, capacity_bytes: int, *, fixed_bytes: int = 0,
     largest: Callable[[], int] = lambda: 0, others: Callable[[int], Sequence[int]] = lambda largest: (),
 ) -> BatchCurve:  # fmt: skip
-    """Return the curve of a step: a line through three batches from ``batch`` on, and others beside it.
-
-    The three are 100, 20, 10, 5 or 1 apart, as the memory allows; if one of them does not fit, they are ``batch`` and
-    its halves.
-    """
+    """Compute a step's curve: a line through three batches, and the batches of ``others`` and ``largest``."""
     known: dict[int, BatchPoint] = {}
 
     def point(size: int) -> BatchPoint:
@@ -299,7 +289,6 @@ def batch_curve(
 def _upwards(
     point: Callable[[int], BatchPoint], first: BatchPoint, capacity_bytes: int, fixed_bytes: int
 ) -> list[BatchPoint]:
-    """Return three batches upwards from the first; none if one of them does not fit."""
     if not first.fits:
         return []
     each = max(1.0, (first.allocated_bytes - fixed_bytes) / first.batch)
@@ -315,7 +304,7 @@ def _upwards(
 
 
 def _downwards(point: Callable[[int], BatchPoint], batch: int) -> list[BatchPoint]:
-    """Return the largest three of a batch and its halves that fit."""
+    """Return the three largest fitting batches among ``batch`` and its halves."""
     found: list[BatchPoint] = []
     while batch >= 1 and len(found) < 3:
         if point(batch).fits:
@@ -325,7 +314,6 @@ def _downwards(point: Callable[[int], BatchPoint], batch: int) -> list[BatchPoin
 
 
 def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]:
-    """Return where the line does not hold, and why."""
     if line is None:
         return []
     found = []
@@ -373,7 +361,7 @@ def _percent(by_line: float, computed: float) -> str:
 
 
 def _difference(words: str, name: str, off: Sequence[BatchPoint], line: BatchLine, points: Sequence[BatchPoint]) -> str:
-    """Return in which property the batches that are off differ from the sampled ones; ``""`` if in none."""
+    """Return the property that sets the batches off the line apart from the sampled ones; ``""`` if none does."""
     sampled = {getattr(p, name) for p in points if p.batch in line.batches}
     others = {getattr(p, name) for p in off} - sampled
     if not others:

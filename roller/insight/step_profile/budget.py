@@ -1,4 +1,4 @@
-"""Budgets of a profile: limits of time and memory for the step, its modules and lines."""
+"""Budgets of a profile: limits on the time and memory of a step, its modules and its lines."""
 
 from __future__ import annotations
 
@@ -15,54 +15,32 @@ from roller.insight.step_profile.node import Node
 from roller.insight.step_profile.step_profile import StepProfile
 
 _MIB = 1 << 20
-#: Part of a step that a limit is for.
+#: Part of a step that a limit applies to.
 Part = Literal["step", "module", "line"]
 _SECTIONS: Mapping[str, Part] = {"modules": "module", "lines": "line"}
 _METRICS = ("time_ms", "memory_mib")
-#: Fields of a profile that a budget is for -> their types in the file.
+#: Fields that identify the profiled step -> their types in a budget file.
 _MADE_FOR = {"device": str, "devices": int, "batch": int, "amp": str}
 #: Significant digits of limits and excesses.
 _DIGITS = 4
-#: How much more than a profile has its budget allows.
+#: Margin of a written budget over its profile.
 SLACK = 0.05
 _EXAMPLE = "{step: {time_ms: 85, memory_mib: 20000}, modules: {encoder: {time_ms: 30}}}"
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a part of a step may take.
-
-    Parameters
-    ----------
-    part, name
-        ``name`` is the path of a module or ``"file:line"``; ``""`` for the step.
-    metric
-        ``"time_ms"``: wall time in milliseconds. ``"memory_mib"``: MiB at the total's peak.
-    most
-        The limit.
-    """
+    """Limit on one part of a step."""
 
     part: Part
-    name: str
-    metric: str
+    name: str  # path of a module or ``"file:line"``; ``""`` for the step
+    metric: str  # ``"time_ms"``: wall time in milliseconds. ``"memory_mib"``: MiB at the peak of total memory.
     most: float
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a file.
-
-    Parameters
-    ----------
-    limits
-        In the order of the file.
-    made_with
-        Versions that the limits were made with, as in
-        :class:`~roller.insight.step_profile.step_profile.StepProfile`; empty if the file does not say.
-    made_for
-        Fields of a profile that the limits are for, of ``device``, ``devices``, ``batch`` and ``amp``; empty if the
-        file does not say.
-    """
+    """Limits read from a file."""
 
     limits: tuple[Limit, ...]
     made_with: Mapping[str, str] = field(default_factory=dict)
@@ -71,20 +49,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Excess:
-    """A part of a step that takes more than its limit.
-
-    Parameters
-    ----------
-    limit
-        The limit.
-    found
-        What the part takes, in the unit of the limit.
-    place
-        ``"file:line"``: the line itself, the line that calls the module, or the heaviest line of the step; line 1 of
-        the step's file if the profile has no lines. Of a step that does not fit, the line that fails where it is known.
-    out_of_memory
-        Why the step does not fit; ``found`` is then infinite. ``""`` if it fits.
-    """
+    """A part of a step that exceeds its limit."""
 
     limit: Limit
     found: float
@@ -92,7 +57,6 @@ class Excess:
     out_of_memory: str = ""
 
     def __str__(self) -> str:
-        """Return the excess in a sentence."""
         limit = self.limit
         what, unit = ("time", "ms") if limit.metric == "time_ms" else ("memory", "MiB")
         part = {"step": "step: ", "module": f"module {limit.name}: ", "line": ""}[limit.part]
@@ -103,20 +67,20 @@ class Excess:
                 f"{self.out_of_memory}"
             )
         found, more = _shortest(self.found), _shortest(self.found - limit.most)
-        return (
+        return (  # Cost of the part, in the unit of the limit; infinite if the step does not fit
+            # ``"file:line"`` of the line, of the caller of the module, or of the heaviest or failing line of the step
             f"{self.place}: {part}expected a {what} of at most {most} {unit}, got {found} {unit}, {more} {unit} more."
         )
 
 
 def _shortest(value: float) -> str:
-    """Return a number with four significant digits, or all digits of its integer part."""
     places = _DIGITS if not value else _DIGITS - 1 - math.floor(math.log10(abs(value)))
     text = f"{value:.{max(0, places)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def read_budget(path: str | Path) -> Budget:
-    """Read a budget."""
+    """Read a budget from a YAML file."""
     import yaml
 
     try:
@@ -163,7 +127,7 @@ def _invalid(where: str | Path, expected: str, got: object) -> RollerError:
 
 
 def write_budget(profile: StepProfile, path: str | Path) -> None:
-    """Write a budget from a profile: the time of the step and its first-level modules, and :data:`SLACK` more."""
+    """Write a budget from a profile: its step and first-level modules, each with a margin of :data:`SLACK`."""
     import yaml
 
     if not profile.fits:
@@ -191,7 +155,6 @@ def _row(wall_s: float, held_bytes: int) -> dict[str, float]:
 
 
 def _rounded_up(value: float) -> float:
-    """Return a number with four significant digits that is at least as large."""
     if not value:
         return 0.0
     exponent = math.floor(math.log10(value)) - _DIGITS + 1
@@ -200,7 +163,6 @@ def _rounded_up(value: float) -> float:
 
 
 def _outer_modules(root: Node) -> Iterator[str]:
-    """Yield the names of modules that are in no other one."""
     todo, seen = [root], set[str]()
     while todo:
         node = todo.pop()
@@ -213,12 +175,12 @@ def _outer_modules(root: Node) -> Iterator[str]:
 
 
 def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
-    """Return what exceeds its limit, in the order of the budget; a step that does not fit exceeds every limit."""
+    """Return the exceeded limits in the order of the budget; a step that does not fit exceeds all of them."""
     _check_made_for(profile, budget)
     found = []
     for limit in budget.limits:
         wall_s, held, place = _cost(profile, limit)
-        if not profile.fits:  # its time is one it never takes, and its memory that before the failure
+        if not profile.fits:  # its time is hypothetical, and its memory ends at the failure
             found.append(Excess(limit, math.inf, profile.out_of_memory_at or place, profile.out_of_memory))
             continue
         got = 1e3 * wall_s if limit.metric == "time_ms" else held / _MIB
@@ -228,7 +190,7 @@ def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
 
 
 def _check_made_for(profile: StepProfile, budget: Budget) -> None:
-    """Refuse the profile of another step than the budget's: its excesses would tell nothing about the program."""
+    """Refuse a profile of a step other than the budget's."""
     given = {name: getattr(profile, name) for name in budget.made_for}
     if given != budget.made_for:
         wanted, got = (_in_words(x, budget.made_for, given) for x in (budget.made_for, given))
@@ -239,7 +201,7 @@ def _check_made_for(profile: StepProfile, budget: Budget) -> None:
 
 
 def _in_words(one: Mapping[str, object], *both: Mapping[str, object]) -> str:
-    """Return a device, and of its batch, precision and number what differs between both or is the batch."""
+    """Describe a step by its device, its batch, and the other fields in which both steps differ."""
     differs = {name for name in both[0] if both[0][name] != both[1][name]}
     count = f"{one['devices']}x" if "devices" in differs or one.get("devices", 1) != 1 else ""
     parts = [f"{count}{one.get('device') or ('device' if count else '')}"]
@@ -249,7 +211,7 @@ def _in_words(one: Mapping[str, object], *both: Mapping[str, object]) -> str:
 
 
 def changed_versions(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
-    """Return in what a profile differs from that of its budget besides the program, a sentence each."""
+    """Return a sentence for each version in which a profile differs from that of its budget."""
     found = []
     for name, before in budget.made_with.items():
         now = profile.versions.get(name)
@@ -265,10 +227,10 @@ def changed_versions(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
 
 
 def _cost(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
-    """Return seconds, bytes and the place of a part."""
+    """Return the seconds, the bytes and the ``"file:line"`` of a limited part."""
     if limit.part == "line":
         line = profile.line(limit.name)
-        # what a line that runs holds includes the weights of the modules that it calls
+        # the bytes of a line that runs include the weights of the modules that it calls
         return line.wall_s, line.total_held_bytes if line.instances else line.registered_bytes, limit.name
     if limit.part == "module":
         wall_s, held = _cost_of_module(profile.root, limit.name)
@@ -277,14 +239,14 @@ def _cost(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
 
 
 def _heaviest_line(profile: StepProfile, metric: str) -> str:
-    """Return the innermost line on the heaviest way, else that with the most of its own, else line 1 of the file."""
+    """Return the innermost line on the heaviest path, else the heaviest line alone, else line 1 of the file."""
     way = profile.heaviest("time" if metric == "time_ms" else "memory")
     lines = [node.name for node in way if node.kind == "line"]
     if lines:
         return lines[-1]
     own: dict[str, float] = {}
     todo = [(profile.root, "")]
-    while todo:  # memory of no tensor, or a module that is called by no line, may be the heaviest
+    while todo:  # the heaviest node may be outside of all lines
         node, line = todo.pop()
         within = node.name if node.kind == "line" else line
         if within and not node.children:
@@ -308,7 +270,7 @@ def _cost_of_module(root: Node, name: str) -> tuple[float, int]:
 
 
 def _outermost(root: Node, name: str) -> Iterator[Node]:
-    """Yield the nodes of a module that are in no other node of it; of one that was left out, those below it."""
+    """Yield the outermost nodes of a module; if it has no node of its own, those of its submodules."""
     todo = [root]
     while todo:
         node = todo.pop()
@@ -330,7 +292,7 @@ def _line_around(root: Node, name: str) -> str:
 
 
 def sarif(excesses: tuple[Excess, ...], notes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return excesses as SARIF 2.1.0, the format of code scanning."""
+    """Return excesses in SARIF 2.1.0, the format of code scanning."""
     rules = [
         {"id": f"budget/{metric}", "shortDescription": {"text": f"A part of a training step exceeds its {metric}."}}
         for metric in _METRICS
@@ -344,7 +306,7 @@ def sarif(excesses: tuple[Excess, ...], notes: tuple[str, ...] = ()) -> dict[str
 
 
 def _result(excess: Excess, notes: tuple[str, ...]) -> dict[str, Any]:
-    file, _, line = excess.place.rpartition(":")  # code scanning refuses a whole log where one result has no place
+    file, _, line = excess.place.rpartition(":")  # code scanning rejects the whole log if a result has no location
     region = {"startLine": int(line)}
     return {
         "ruleId": f"budget/{excess.limit.metric}",

@@ -1,4 +1,4 @@
-"""The difference of two profiles: by node of the tree and by line. All deltas are after minus before."""
+"""The difference between two profiles, by tree node and by line. All deltas are after minus before."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from roller.insight.step_profile.node import Node, NodeKind
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.whatif.predict import HARDLY
 
-#: Change of a line's time relative to the step's, up to which it is that of rounding.
+#: Largest change of a line's time, relative to the step's, that counts as rounding.
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDifference:
-    """A node of one of two trees, or of both.
+    """A node of one or both trees.
 
     Parameters
     ----------
@@ -26,9 +26,9 @@ class NodeDifference:
     before_s, after_s
         Wall time; 0 where the tree has no such node.
     before_bytes, after_bytes
-        Bytes at the total's peak.
+        Bytes at the peak of total memory.
     children
-        Those of both, the largest change of time first.
+        Children in either tree, the largest change of time first.
     """
 
     kind: NodeKind
@@ -46,23 +46,23 @@ class NodeDifference:
 
     @property
     def delta_bytes(self) -> int:
-        """Change of the bytes at the total's peak."""
+        """Change of the bytes at the peak of total memory."""
         return self.after_bytes - self.before_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LineDifference:
-    """A line of one of two profiles, or of both, without the lines that it calls.
+    """A line of one or both profiles, excluding the lines that it calls.
 
     Parameters
     ----------
     name
-        ``"file:line"`` after the change; ``""`` for all that belongs to no line.
+        ``"file:line"`` after the change; ``""`` for the rest of the step.
     before_s, after_s, before_bytes, after_bytes
-        Of the line alone: over all lines they sum to the step.
+        Cost of the line alone; over all lines these sum to the step.
     made_delta_s, made_delta_bytes
-        Change of the time of the modules whose parameters the line registers, and of the bytes of those parameters.
-        They are also in the lines that call the modules.
+        Change in the time of the modules whose parameters the line registers, and in the bytes of those parameters.
+        Both also count in the lines that call the modules.
     """
 
     name: str
@@ -86,17 +86,15 @@ class LineDifference:
 
 @dataclass(frozen=True)
 class ProfileDifference:
-    """The difference of two profiles.
+    """The difference between two profiles.
 
     Parameters
     ----------
-    before, after
-        The profiles.
     root
-        Both trees as one.
+        Both trees, merged.
     lines
-        Every line of either: first those that make other weights, then the others, the largest change first.
-        Changes of all lines sum to that of the step.
+        All lines of both profiles: lines that register different weights first, then by the size of the change. The
+        changes of all lines sum to that of the step.
     """
 
     before: StepProfile = field(repr=False)
@@ -111,28 +109,28 @@ class ProfileDifference:
 
     @property
     def fits(self) -> bool:
-        """Whether both steps fit their devices; if not, bytes are those before the failure, which do not compare."""
+        """Whether both steps fit; otherwise bytes end at the failure and cannot be compared."""
         return self.before.fits and self.after.fits
 
     @property
     def delta_bytes(self) -> int | None:
-        """Change of the total memory; ``None`` if one of the steps does not fit."""
+        """Change of total memory; ``None`` if one of the steps does not fit."""
         return self.root.delta_bytes if self.fits else None
 
     @property
     def misfits(self) -> tuple[str, ...]:
-        """A sentence for each of the steps that does not fit, with the line that fails."""
+        """A sentence for each step that does not fit, with the line that fails."""
         sides = (("Before", self.before), ("After", self.after))
         return tuple(f"{side} does not fit: {one.out_of_memory}" for side, one in sides if not one.fits)
 
     @property
     def is_hardly_anything(self) -> bool:
-        """Whether the time changes by less than hints call hardly anything."""
+        """Whether the change of time is below the threshold at which hints call a gain negligible."""
         return abs(self.delta_s) < HARDLY * self.before.iteration_s or not self.delta_s
 
     @property
     def differing(self) -> tuple[LineDifference, ...]:
-        """The lines that differ in time, memory or what they register: more than rounding does."""
+        """Lines whose time, memory or registered parameters differ by more than rounding."""
         least_s = _ROUNDING * max(self.before.iteration_s, self.after.iteration_s)
         fits = self.fits  # if not, bytes are those before a failure
         return tuple(
@@ -141,7 +139,6 @@ class ProfileDifference:
         )  # fmt: skip
 
     def _repr_html_(self) -> str:
-        """Return an HTML table of the lines that differ for a notebook, headed by the change of the step."""
         rows = (
             (x.name or "no line", seconds_text(x.before_s), seconds_text(x.after_s), seconds_text(x.delta_s),
              "-" * (x.delta_bytes < 0) + bytes_text(abs(x.delta_bytes)) if self.fits else "")
@@ -156,27 +153,26 @@ class ProfileDifference:
 def difference(
     before: StepProfile, after: StepProfile, renamed_lines: Mapping[str, str] | None = None
 ) -> ProfileDifference:
-    """Return the difference of two profiles.
+    """Compare two profiles.
 
     Parameters
     ----------
     before, after
-        Of any source and device.
+        Profiles of any source and device.
     renamed_lines
-        ``"file:line"`` before -> after, for lines that an edit moved; other lines keep their names.
+        ``"file:line"`` before -> after for lines that an edit moved; other lines keep their names.
     """
     names = renamed_lines or {}
     root = _merged(([before.root], [after.root]), names)
     return ProfileDifference(before, after, root, _line_differences(before, after, names))
 
 
-#: Nodes of one key, before and after.
+#: Nodes with the same key, before and after.
 _Sides = tuple[Sequence[Node], Sequence[Node]]
 
 
 def _merged(root: _Sides, names: Mapping[str, str]) -> NodeDifference:
-    """Return two trees as one, without recursion: they may be deep."""
-    order, places = [root], list[range]()
+    order, places = [root], list[range]()  # without recursion: trees may be deep
     for sides in order:
         order += _children(sides, names)
         places.append(range(places[-1].stop if places else 1, len(order)))
@@ -187,7 +183,7 @@ def _merged(root: _Sides, names: Mapping[str, str]) -> NodeDifference:
 
 
 def _children(sides: _Sides, names: Mapping[str, str]) -> list[_Sides]:
-    """Return the children of nodes by key; of a line that an edit joined with another, several are before."""
+    """Group the children of nodes by kind and name; an edit may map several old lines to one."""
     found: dict[tuple[NodeKind, str], tuple[list[Node], list[Node]]] = {}
     for side, nodes in enumerate(sides):
         for node in nodes:
@@ -230,7 +226,7 @@ def _line_differences(before: StepProfile, after: StepProfile, names: Mapping[st
     whole_s = max(before.iteration_s, after.iteration_s) or 1.0
     whole_bytes = max(before.total_bytes, after.total_bytes) or 1
 
-    def weight(row: LineDifference) -> tuple[bool, float, str]:  # causes before effects
+    def weight(row: LineDifference) -> tuple[bool, float, str]:  # changed weights first: they are causes
         seconds, size = (
             max(abs(row.delta_s), abs(row.made_delta_s)),
             max(abs(row.delta_bytes), abs(row.made_delta_bytes)),
@@ -241,7 +237,7 @@ def _line_differences(before: StepProfile, after: StepProfile, names: Mapping[st
 
 
 def _sums_by_line(root: Node, names: Mapping[str, str]) -> dict[str, _Sums]:
-    """Return what each line costs without the lines that it calls, and what the modules cost that it makes."""
+    """Return the cost of each line without the lines that it calls, and that of the modules that it makes."""
     found: dict[str, _Sums] = {}
     for line, node in _leaves(root):
         sums = found.setdefault(names.get(line, line), _Sums())
@@ -259,7 +255,6 @@ def _sums_by_line(root: Node, names: Mapping[str, str]) -> dict[str, _Sums]:
 
 
 def _leaves(root: Node) -> Iterator[tuple[str, Node]]:
-    """Yield every node without children, with the innermost line around it."""
     todo: list[tuple[str, Node]] = [("", root)]
     while todo:
         line, node = todo.pop()

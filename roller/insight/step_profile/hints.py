@@ -1,4 +1,4 @@
-"""Hints of a profile: what-ifs that apply to its step, with their price, each at the line that it changes most."""
+"""Hints of a profile: predicted effects of applicable what-ifs, each at the line that it changes most."""
 
 from __future__ import annotations
 
@@ -20,67 +20,40 @@ from roller.insight.whatif.search import Found, search
 
 @dataclass(frozen=True)
 class Hint:
-    """What a change of the step would bring. All times are predicted.
+    """Predicted effect of a change of the step."""
 
-    Parameters
-    ----------
-    change
-        The what-ifs, as ``roller whatif --do`` takes them.
-    iteration_s, lower_s, upper_s
-        Time of the changed step, and one expected error below and above.
-    delta_s
-        Time of the changed step minus that of the unchanged one; negative if the change helps.
-    line, line_delta_s
-        ``"file:line"`` whose time changes most, and the change of its time; ``""`` where tasks know no line.
-    is_bound
-        Whether the change cannot be built, and only bounds the gain.
-    is_hardly_anything
-        Whether the gain is smaller than the usual differences between steps.
-    rests_on
-        Provenance of the least certain new or changed time.
-    not_asked
-        Why there is no prediction; ``""`` if there is one. All other fields are then empty.
-    assumptions
-        Assumptions of the change, a sentence each.
-    is_in_place
-        Whether the step has the change already.
-    origin
-        ``"what-if"``, or ``"lint"`` for padded sizes of weights.
-    memory
-        Effect of the change on the peak memory of the process, where it is known.
-    price_before, price_after
-        Price of a million samples (of a million steps if the samples of a step are unknown), now and with the change;
-        ``None`` without an hourly rate.
-    kind
-        Label of the times: ``"calibrated"`` on a device whose rates were measured on it, else ``"predicted"``.
-    """
-
-    change: str
+    change: str  # the what-ifs, in the syntax of ``roller whatif --do``
+    # iteration_s, lower_s, upper_s: time of the changed step, and one expected error below and above
     iteration_s: float = 0.0
     lower_s: float = 0.0
     upper_s: float = 0.0
-    delta_s: float = 0.0
+    delta_s: float = 0.0  # time of the changed step minus that of the unchanged one
+    # line, line_delta_s: ``"file:line"`` whose time changes most, and the change of its time; ``""`` if tasks have no
+    # lines
     line: str = ""
     line_delta_s: float = 0.0
-    is_bound: bool = False
+    is_bound: bool = False  # whether the change cannot be built and only bounds the gain
     is_hardly_anything: bool = False
-    rests_on: Provenance | str = ""
-    not_asked: str = ""
+    rests_on: Provenance | str = ""  # provenance of the least certain new or changed time
+    not_asked: str = ""  # why there is no prediction; ``""`` if there is one
     assumptions: tuple[str, ...] = ()
-    is_in_place: bool = False
-    origin: Literal["what-if", "lint"] = "what-if"
+    is_in_place: bool = False  # whether the step already has the change
+    origin: Literal["what-if", "lint"] = "what-if"  # ``"what-if"``, or ``"lint"`` for padded weights
     memory: MemoryEffect = UNKNOWN
+    # price_before, price_after: price of a million samples (or steps, if the samples are unknown); ``None`` without an
+    # hourly rate
     price_before: float | None = None
     price_after: float | None = None
+    # Label of the times: ``"calibrated"`` if the device's rates were measured on it
     kind: Literal["predicted", "calibrated"] = "predicted"
 
     def as_calibrated(self) -> Hint:
-        """Return the hint of a profile with the label ``"calibrated"``."""
+        """Return the hint with the label ``"calibrated"``."""
         rests_on = "calibrated" if self.rests_on == "predicted" else self.rests_on
         return replace(self, kind="calibrated", rests_on=rests_on)
 
     def with_price(self, per_hour: float, samples: float, before_s: float | None = None) -> Hint:
-        """Return the hint with the prices of a million samples."""
+        """Return the hint with prices of a million samples."""
         if self.not_asked:
             return self
         per_second = per_hour / 3600 * 1e6 / (samples or 1.0)
@@ -108,7 +81,7 @@ def hints(
     force: bool = False,
     seen: Callable[[Found], None] = lambda found: None,
 ) -> tuple[Hint, ...]:
-    """Return the hints of a step, in the order of ``roller whatif --all`` (largest gain first), then padded sizes."""
+    """Return the hints of a step: what-ifs by descending gain, then padded weights."""
     known = None if memory_of is None else cache(memory_of)
     found = [_hint(one, graph, known) for one in search(graph, force=force, seen=seen)]
     padded = [_hint_of_answer(str(pad), what_if(graph, pad, force=force), origin="lint") for pad in pads]
@@ -134,7 +107,6 @@ def _hint_of_answer(name: str, answer: Answer, origin: Literal["what-if", "lint"
 
 
 def _most_changed_line(answer: Answer) -> tuple[str, float]:
-    """Return the innermost line whose part of the step's time changes most, and the change in seconds of a step."""
     before, after = (_time_by_line(*one) for one in zip(answer.graphs, answer.timelines, strict=True))
     steps = max(1, len(answer.graphs[0].iterations))
     deltas = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after} if name}

@@ -1,4 +1,4 @@
-"""Hints with prices, and the difference to another profile, as data for ``--json`` and the HTML report."""
+"""Hints with prices, and the difference from another profile, as data for ``--json`` and the HTML report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.step_profile.step_profile import StepProfile
 
 
 class _Rate(Protocol):
-    """An hourly rate, as :class:`~roller.insight.rate_card.HourlyRate`."""
+    """Protocol of :class:`~roller.insight.rate_card.HourlyRate`."""
 
     @property
     def per_hour(self) -> float: ...
@@ -24,13 +24,13 @@ class _Rate(Protocol):
 
 
 def hints_data(profile: StepProfile, hints: Sequence[Hint]) -> list[dict[str, Any]]:
-    """Return hints as JSON-ready data; each repeats what its prices refer to."""
+    """Return hints as JSON-ready data, each with the unit of its prices."""
     of = "samples" if profile.samples else "steps"
     return [{**hint.to_dict(), "price_per": f"million {of}"} for hint in hints]
 
 
 def price_data(currency: str, rate: _Rate | None) -> dict[str, Any] | None:
-    """Return the hourly rate of a device as JSON-ready data; ``None`` where there is none."""
+    """Return the hourly rate of a device as JSON-ready data; ``None`` without a rate."""
     if rate is None:
         return None
     return {
@@ -46,7 +46,7 @@ def beside_profile(
     currency: str = "",
     rate: _Rate | None = None,
 ) -> dict[str, Any]:
-    """Return what was asked for besides a profile as JSON-ready data: ``hints`` with ``price``, and ``difference``."""
+    """Return JSON-ready data of the requested parts: ``hints`` with ``price``, and ``difference``."""
     data: dict[str, Any] = {}
     if found is not None:
         data["difference"] = difference_data(found)
@@ -65,7 +65,6 @@ def difference_data(found: ProfileDifference) -> dict[str, Any]:
 
 
 def _kind_of(found: ProfileDifference) -> str:
-    """Return the label of a difference: the less certain one of the two profiles' labels."""
     labels = (found.before.label, found.after.label)
     return next(label for label in ("predicted", "calibrated", "recorded", "measured") if label in labels)
 

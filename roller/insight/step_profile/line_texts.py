@@ -1,4 +1,4 @@
-"""The text of a project's lines, for people who read a profile."""
+"""Source text of the lines that a profile names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from roller.insight.trace.project_folder import project_of
 
 
 def line_texts(file: Path) -> Callable[[str], str]:
-    """Return a function from ``"file:line"`` to the text of the line; ``""`` where there is none.
-
-    Names come out of profiles, which strangers may have written: only Python files in the project are read.
-    """
+    """Return a function from ``"file:line"`` to the text of that line; ``""`` if it has none."""
+    # names come from profiles, which are untrusted: only Python files of the project are read
     project = project_of(file.resolve().parent)
 
     @cache

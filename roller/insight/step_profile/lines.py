@@ -1,4 +1,4 @@
-"""The lines of a profile: what each costs, for every module instance that runs it, and in sum."""
+"""The lines of a profile: the cost of each in total, and for each module instance that runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.step_profile.node import Node, Seconds, sum_phases
 
 
 class LineInstance(NamedTuple):
-    """A line that one module instance runs; ``module`` is ``""`` for the root module and outside of all."""
+    """A line that one module instance runs; ``module`` is ``""`` in the root module and outside of modules."""
 
     module: str
     node: Node
@@ -20,22 +20,22 @@ class LineInstance(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the project that runs operators, calls a line that does, or registers parameters.
+    """A line of the project that runs operators, calls such a line, or registers parameters.
 
     Parameters
     ----------
     file, line
-        Relative to the project, and from 1.
+        Path relative to the project, and line number from 1.
     seconds
-        Time by phase, of all instances. A line that calls itself counts once.
+        Time by phase over all instances; a recursive line counts once.
     held_bytes, requested_bytes
-        Bytes by kind of storage, of all instances: at the total's peak, and in the course of the step.
+        Bytes by kind of storage over all instances: at the peak of total memory, and during the step.
     registered_bytes
         Bytes of parameters that the line registers.
     instances
-        The line in each module instance that runs it, the one with the most time first.
+        The line in each module instance that runs it, the slowest first.
     lower, upper
-        Ends of the interval of ``seconds``, as those of a :class:`~roller.insight.step_profile.node.Node`.
+        Ends of the interval of ``seconds``, as in :class:`~roller.insight.step_profile.node.Node`.
     """
 
     file: str
@@ -55,17 +55,17 @@ class Line:
 
     @property
     def wall_s(self) -> float:
-        """Part of the step's time."""
+        """Share of the step's wall time, in seconds."""
         return math.fsum(part.wall_s for part in self.seconds.values())
 
     @property
     def total_held_bytes(self) -> int:
-        """Bytes at the total's peak."""
+        """Bytes at the peak of total memory."""
         return sum(self.held_bytes.values())
 
 
 def lines_of_tree(root: Node) -> tuple[Line, ...]:
-    """Return every line of a tree, by file and line."""
+    """Return every line of a tree, sorted by file and line number."""
     instances: dict[str, list[tuple[LineInstance, bool]]] = {}
     registered: dict[str, int] = {}
     for node, module, is_outer in _walk(root):
@@ -82,8 +82,8 @@ def lines_of_tree(root: Node) -> tuple[Line, ...]:
 
 
 def _walk(root: Node) -> Iterator[tuple[Node, str, bool]]:
-    """Yield every node with the module instance around it, and whether no line of its name is around it."""
-    todo: list[tuple[Node | None, str]] = [(root, "")]  # no node: a line of this name ends
+    """Yield every node with its module instance, and whether it is outside of other nodes with its name."""
+    todo: list[tuple[Node | None, str]] = [(root, "")]  # None marks the end of the line with this name
     around: Counter[str] = Counter()
     while todo:
         node, module = todo.pop()

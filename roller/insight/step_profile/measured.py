@@ -1,4 +1,4 @@
-"""The profile of a step that ran on this machine."""
+"""Profiles of steps that ran on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.insight.step_profile.predicted import add_memory, path_of_operator
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.tree import Key, Tree
 
-#: Time of a step in none of its operators, and memory of the process that is in no tensor.
+#: Time of a step outside of its operators, and memory of the process outside of tensors.
 UNTRACKED, NO_TENSOR = Key("overhead", "outside of operators"), Key("overhead", "memory of no tensor")
 
 
@@ -25,20 +25,13 @@ def measured_profile(
     checkpoint: bool | str | Sequence[str] | None = None,
     budget_s: float = 60.0,
 ) -> StepProfile:
-    """Run a step on this machine's processor, and return its profile.
-
-    Parameters are those of :func:`roller.insight.measured_step.measure_step`.
-    """
+    """Profile a step on this machine; parameters as in :func:`roller.insight.measured_step.measure_step`."""
     found = measure_step(entry, batch=batch, amp=amp, checkpoint=checkpoint or False, budget_s=budget_s)
     return profile_of_measured_step(found, Path(entry).name)
 
 
 def profile_of_measured_step(found: MeasuredStep, name: str = "step") -> StepProfile:
-    """Return the profile of a measured step.
-
-    Time in none of its operators, as Python and the engine of autograd, is a row of its own, and so is the memory of
-    the process that is in no tensor. The first is below 0 where operators took longer when each was timed.
-    """
+    """Return the profile of a measured step."""
     tree, trace = Tree(), found.trace
     intervals = found.operator_interval_s or tuple((took_s, took_s) for took_s in found.operator_s)
     timed = zip(trace.steady(), found.operator_s, intervals, strict=True)
@@ -47,6 +40,7 @@ def profile_of_measured_step(found: MeasuredStep, name: str = "step") -> StepPro
         tree.count_call(path)
         error = (least_s / took_s, most_s / took_s) if most_s > least_s and took_s > 0 else None
         tree.add_time((*path, Key("kernel", operator.name)), operator.phase, Seconds(took_s, took_s), error=error)
+    # negative if operators took longer when each was timed alone
     tree.add_time((UNTRACKED,), "other", Seconds(found.untracked_s, 0.0, max(0.0, found.untracked_s)), calls=0)
     memory = cpu_memory(trace, None)
     add_memory(tree, trace, memory)

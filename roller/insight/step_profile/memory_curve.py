@@ -1,4 +1,4 @@
-"""Memory in the course of the last step of a trace: allocated, reserved, and requested by kind."""
+"""Memory during the last step of a trace: allocated, reserved, and requested by kind."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from roller.insight.memory.simulate import Holder, Library, add_workspaces, grou
 from roller.insight.step_profile.step_profile import MemoryPoint
 from roller.insight.trace.trace import AllocEvent, Storage, Trace
 
-#: Points of a curve at most: of neighbours the one with the most allocated bytes is kept.
+#: Most points of a curve; of neighbouring points the one with the most allocated bytes stays.
 MOST_POINTS = 400
-#: Most holders of memory that a point lists.
+#: Most memory holders listed per point.
 MOST_HOLDERS = 8
 
 
 def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
-    """Return the memory after each operator of the last step on a device, at most 400 points."""
+    """Return the memory on a device after each operator of the last step, at most 400 points."""
     if not spec.traits.discrete:
         return memory_of_processor(trace)
     library = Library.of(spec, trace.options)
@@ -26,13 +26,13 @@ def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
     levels = memory.timeline if memory.oom_operator is None else memory.timeline[: memory.oom_operator + 1]
     kinds = _requested_by_kind(trace, library)
     first = len(trace.operators) - len(kinds)
-    rows = zip(levels[first:], kinds, strict=False)  # of a step that does not fit, levels end where it fails
+    rows = zip(levels[first:], kinds, strict=False)  # levels end at the operator that runs out of memory
     points = _thinned([MemoryPoint(float(n), *level, held) for n, (level, held) in enumerate(rows)])
     return _with_holders(points, trace, library)
 
 
 def memory_of_processor(trace: Trace) -> tuple[MemoryPoint, ...]:
-    """Return the bytes that are requested after each operator of the last step, at most 400 points."""
+    """Return the requested bytes after each operator of the last step, at most 400 points."""
     library = Library(workspace_bytes=0)
     kinds = _requested_by_kind(trace, library)
     sizes = [sum(held.values()) for held in kinds]
@@ -41,7 +41,6 @@ def memory_of_processor(trace: Trace) -> tuple[MemoryPoint, ...]:
 
 
 def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
-    """Return the bytes that are requested by kind after each operator of the last step."""
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     kinds: dict[str, int] = {}
     sizes: dict[int, tuple[str, int]] = {}
@@ -60,7 +59,6 @@ def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
 
 
 def _with_holders(points: tuple[MemoryPoint, ...], trace: Trace, library: Library) -> tuple[MemoryPoint, ...]:
-    """Return the points with the largest holders of memory at each."""
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     held: dict[int, AllocEvent] = {}
     waiting, found = deque(points), list[MemoryPoint]()

@@ -1,4 +1,4 @@
-"""The nodes of a profile's tree: module instances and lines, down to operators, kernels and tensors."""
+"""Nodes of a profile's tree, from modules and lines down to operators, kernels and tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-#: Kind of a node. ``"shapes"`` are calls of an operator with inputs of these shapes; ``"tensors"`` are bytes of one
-#: kind; ``"overhead"`` is what belongs to no operator.
+#: Kind of a node: ``"shapes"`` groups calls of an operator by input shapes, ``"tensors"`` the bytes of one kind, and
+#: ``"overhead"`` time and memory outside of operators.
 NodeKind = Literal[
     "step", "line", "module", "operator", "shapes", "kernel", "call", "tensors", "overhead"
 ]  # fmt: skip
@@ -20,11 +20,11 @@ class Seconds(NamedTuple):
     Parameters
     ----------
     wall_s
-        Part of the step's time: each instant belongs to one task, so all nodes of a level sum to the step.
+        Share of the step's wall time. Each instant belongs to one task, so the nodes of a level sum to the step.
     device_s
-        Durations of kernels; on a processor, of operators.
+        Total duration of kernels; on a processor, of operators.
     host_s
-        Durations of calls on threads, without waits.
+        Total duration of calls on threads, without waits.
     """
 
     wall_s: float = 0.0
@@ -34,7 +34,7 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A module instance, a line, an operator, a kernel or tensors, with all within it.
+    """A module instance, line, operator, kernel or group of tensors, with its children.
 
     Parameters
     ----------
@@ -42,27 +42,27 @@ class Node:
         ``name`` is the path of a module, ``"file:line"``, the name of an operator or kernel, or the kind or name of
         tensors.
     calls
-        Operators in it that were called; for a kernel its launches, for tensors their number.
+        Operator calls in the node; for a kernel its launches, for tensors their number.
     seconds
-        Time by phase. Those of children sum to those of their parent.
+        Time by phase; the times of children sum to that of the parent.
     held_bytes
-        Bytes requested by kind of storage, at the total's peak. Those of children sum to those of their parent.
+        Bytes by kind of storage at the peak of total memory; those of children sum to those of the parent.
     requested_bytes
-        Bytes requested in the course of the step, by kind of storage.
+        Bytes requested during the step, by kind of storage.
     bound_s
-        Seconds of kernels by the resource that bounds them, if prices say it.
+        Seconds of kernels by limiting resource, where the prices contain it.
     pipe_s
-        Seconds that the operations take at the peak of their pipe, by pipe.
+        Seconds that the operations would take at the peak rate of their pipe, by pipe.
     registered
         ``"file:line"`` of the lines that register a parameter, outermost first.
     error
-        Of a leaf: factors on ``seconds`` that give the ends of its expected or measured interval; ``None`` if unknown.
+        For a leaf, the interval of ``seconds`` as two factors; ``None`` if unknown.
     lower, upper
-        Ends of the interval of ``seconds``, by phase; empty where no leaf of the tree has an error. All leaves are
-        assumed to err in the same direction, so the ends of children sum to those of their parent; leaves without an
-        error, such as calls on the host, add their time to both ends.
+        Ends of the interval of ``seconds`` by phase; empty if no leaf has an error. Leaves are assumed to err in the
+        same direction, so the ends of children sum to those of the parent. Leaves without an error, such as host calls,
+        add their time to both ends.
     children
-        The one with the most wall time first, then the one with the most bytes.
+        Child nodes by descending wall time, then by descending bytes.
 
     Examples
     --------
@@ -86,15 +86,15 @@ class Node:
     upper: Mapping[str, Seconds] = field(default_factory=dict, repr=False)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two trees are equal, without recursion: they may be deep."""
         if not isinstance(other, Node):
             return NotImplemented
+        # iterative, since trees may be deep; each node's number of children makes its preorder unique
         return all(one._own() == two._own() for one, two in zip(self.walk(), other.walk(), strict=False))
 
     __hash__ = None  # type: ignore[assignment]
 
     def _own(self) -> tuple[object, ...]:
-        """Return all but the children, of which only the number: that of each tells a preorder from all others."""
+        """Return all fields except the children, and the number of children."""
         return (
             self.kind, self.name, self.calls, self.seconds, self.held_bytes, self.requested_bytes, self.bound_s,
             self.pipe_s, self.registered, self.error, len(self.children),
@@ -102,27 +102,27 @@ class Node:
 
     @property
     def wall_s(self) -> float:
-        """Part of the step's time."""
+        """Share of the step's wall time, in seconds."""
         return math.fsum(part.wall_s for part in self.seconds.values())
 
     @property
     def device_s(self) -> float:
-        """Durations of kernels."""
+        """Total duration of kernels."""
         return math.fsum(part.device_s for part in self.seconds.values())
 
     @property
     def host_s(self) -> float:
-        """Durations of calls on threads."""
+        """Total duration of calls on threads."""
         return math.fsum(part.host_s for part in self.seconds.values())
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Interval of ``wall_s``; ``None`` where it is not known."""
+        """Interval of ``wall_s``; ``None`` if unknown."""
         return self._interval("wall_s")
 
     @property
     def device_interval_s(self) -> tuple[float, float] | None:
-        """Interval of ``device_s``; ``None`` where it is not known."""
+        """Interval of ``device_s``; ``None`` if unknown."""
         return self._interval("device_s")
 
     def _interval(self, name: str) -> tuple[float, float] | None:
@@ -133,22 +133,22 @@ class Node:
 
     @property
     def total_held_bytes(self) -> int:
-        """Bytes at the total's peak."""
+        """Bytes at the peak of total memory."""
         return sum(self.held_bytes.values())
 
     @property
     def bound(self) -> str:
-        """The resource that bounds most of the time of kernels; ``""`` where it is unknown."""
+        """The resource that limits most of the kernels' time; ``""`` if unknown."""
         return max(self.bound_s, key=lambda r: self.bound_s[r], default="")
 
     @property
     def share_of_peak(self) -> tuple[str, float] | None:
-        """The pipe with the most work, and the share of its peak that the kernels reach; ``None`` if it is unknown."""
+        """The pipe with the most work, and the share of its peak that the kernels reach; ``None`` if unknown."""
         pipe = max(self.pipe_s, key=lambda p: self.pipe_s[p], default=None)
         return None if pipe is None or not self.device_s else (pipe, self.pipe_s[pipe] / self.device_s)
 
     def walk(self) -> Iterator[Node]:
-        """Yield the node, and all nodes within it."""
+        """Yield the node and all its descendants in preorder."""
         todo = [self]
         while todo:
             node = todo.pop()
@@ -157,7 +157,7 @@ class Node:
 
 
 def sum_phases(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
-    """Return the sum of times by phase, rounded once."""
+    """Sum times by phase, with one rounding."""
     found: dict[str, list[Seconds]] = {}
     for part in parts:
         for phase, seconds in part.items():
@@ -166,7 +166,7 @@ def sum_phases(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
 
 
 def with_intervals(root: Node) -> Node:
-    """Return the tree with the interval of every node, computed from the errors of the leaves."""
+    """Return the tree with the interval of every node, computed from the errors of its leaves."""
     order = list(root.walk())
     if all(node.error is None for node in order):
         return root
@@ -182,5 +182,5 @@ def with_intervals(root: Node) -> Node:
 
 
 def _scaled(seconds: Mapping[str, Seconds], factor: float) -> dict[str, Seconds]:
-    """Return times multiplied by a factor, except those of the host, whose error is unknown."""
+    """Scale times by a factor, except those of the host, whose error is unknown."""
     return {p: Seconds(factor * part.wall_s, factor * part.device_s, part.host_s) for p, part in seconds.items()}

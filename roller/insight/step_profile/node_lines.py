@@ -1,4 +1,4 @@
-"""What each part of a profile takes over the batch: a line through the profiles of several batches, part by part."""
+"""Time and memory of each node of a profile as lines over the batch, fitted to profiles of several batches."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from roller.insight.step_profile.node import Node
 from roller.insight.step_profile.step_profile import StepProfile
 
-#: Kinds of parts that are the same at every batch; kernels within them may be others.
+#: Kinds of nodes that exist at every batch; their kernels may differ.
 _LASTING = frozenset(("step", "line", "module", "operator", "call", "tensors", "overhead"))
-#: What tells a node from its siblings: kind, name, and which of those with the same.
+#: Key of a node among its siblings: kind, name, and position among those with the same kind and name.
 _Key = tuple[str, str, int]
 
 
 def node_lines(profile: StepProfile, at: Mapping[int, StepProfile]) -> list[list[float]]:
-    """Return ``[a, b, c, d]`` of each node: ``a x + b`` seconds and ``c x + d`` bytes at batch ``x``."""
+    """Return ``[a, b, c, d]`` for each node: ``a x + b`` seconds and ``c x + d`` bytes at batch ``x``."""
     batches = sorted(at)
     mean = sum(batches) / len(batches) if batches else 0.0
     spread = sum((batch - mean) ** 2 for batch in batches)
@@ -42,7 +42,7 @@ def _line(values: list[float], weights: list[float], mean: float) -> tuple[float
 
 
 def _children(node: Node) -> dict[_Key, Node]:
-    """Return children by what tells them apart at every batch; their order follows their times."""
+    """Return children by a key that does not depend on their order, which follows their times."""
     found: dict[_Key, Node] = {}
     for child in node.children:
         place = 0

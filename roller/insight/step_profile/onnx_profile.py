@@ -23,11 +23,7 @@ def profile_onnx(
     shapes: Mapping[str, Sequence[int]] | None = None,
     policy: str = "roller",
 ) -> StepProfile:
-    """Return the profile of one inference of an ONNX model on a device that is not here.
-
-    Parameters are those of :func:`roller.insight.onnx_models.forecast_onnx`. Memory is that of constants and of the
-    arena of intermediate tensors.
-    """
+    """Predict the profile of one ONNX inference; parameters as in :func:`roller.insight.onnx_models.forecast_onnx`."""
     from roller.arguments import target_of
 
     spec = target_of(device)[0]

@@ -1,4 +1,4 @@
-"""Intervals of a profile's numbers as columns of its page."""
+"""Intervals of a profile's figures as columns of its page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.step_profile.node import Node, Seconds
 
 
 class StepTimes(Protocol):
-    """The part of a profile that gives the interval of its throughput."""
+    """Protocol of a profile with a throughput and its interval."""
 
     @property
     def throughput(self) -> float:
@@ -26,17 +26,17 @@ class StepTimes(Protocol):
 
     @property
     def lower_s(self) -> float:
-        """Lower end of its interval."""
+        """Lower end of the interval of ``iteration_s``."""
         ...
 
     @property
     def upper_s(self) -> float:
-        """Upper end of its interval."""
+        """Upper end of the interval of ``iteration_s``."""
         ...
 
 
 def interval_columns(rows: Sequence[Node]) -> dict[str, Any] | None:
-    """Return the ends of the intervals of wall and device time; ``None`` if no row has any."""
+    """Return the interval ends of wall and device time as columns; ``None`` if no row has an interval."""
     if not any(row.lower for row in rows):
         return None
     found: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def interval_columns(rows: Sequence[Node]) -> dict[str, Any] | None:
 
 
 def phase_ends(row: Node) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Return the ends of the wall time of each phase."""
+    """Return the lower and upper ends of the wall time of each phase."""
     return _walls(row.lower), _walls(row.upper)
 
 
@@ -58,7 +58,7 @@ def _walls(seconds: Mapping[str, Seconds]) -> dict[str, float]:
 
 
 def throughput_interval(step: StepTimes) -> list[float] | None:
-    """Return the throughput of the slowest and of the fastest step within the interval of its time."""
+    """Return the throughput at both ends of the interval of the step time."""
     if not step.throughput or not 0.0 < step.lower_s < step.upper_s:
         return None
     samples = step.throughput * step.iteration_s

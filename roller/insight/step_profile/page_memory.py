@@ -1,4 +1,4 @@
-"""Memory over a profile's step, and its largest holders, as columns of its page."""
+"""Memory during a profile's step, and its largest holders, as columns of its page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 
 
 class _Shown(Protocol):
-    """The part of a profile with the memory curve."""
-
     @property
     def source(self) -> str: ...
     @property
@@ -18,7 +16,7 @@ class _Shown(Protocol):
 
 
 def memory_columns(profile: _Shown, number_of: Callable[[str], int]) -> dict[str, Any] | None:
-    """Return the memory over the step, ``None`` if unknown; ``number_of`` maps a text to its place in the page."""
+    """Return the memory during the step; ``None`` if unknown. ``number_of`` maps a text to its index in the page."""
     points = profile.memory_curve
     if not points:
         return None
@@ -34,7 +32,7 @@ def memory_columns(profile: _Shown, number_of: Callable[[str], int]) -> dict[str
 
 
 def _holder_columns(points: Sequence[Any], number_of: Callable[[str], int]) -> dict[str, Any] | None:
-    """Return the holders of all points in one list, with the end of each point's part."""
+    """Return the holders of all points in one list, with the end position of each point."""
     held = [pair for point in points for pair in point.holders.items()]
     if not held:
         return None

@@ -18,9 +18,9 @@ from roller.insight.step_profile.tree import Key, Path, Tree, path_of_call
 from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
 from roller.insight.trace.trace import AllocEvent, Operator, Stack, Storage, Trace
 
-#: Time in which no task runs: the host's code between its calls.
+#: Time in which no task runs: host code between calls.
 BETWEEN_CALLS = Key("overhead", "host code between calls")
-#: Reductions between devices, and the buckets of gradients that they reduce.
+#: Reductions between devices, and their gradient buckets.
 COMMUNICATION = Key("overhead", "communication")
 _STATE_SUFFIX = {"parameter": "", "buffer": "", "gradient": ".grad", "optimizer_state": ".state"}
 
@@ -28,7 +28,7 @@ _STATE_SUFFIX = {"parameter": "", "buffer": "", "gradient": ".grad", "optimizer_
 def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
     """Return the tree of a forecast step."""
     tree = Tree()
-    for operator, _ in forecast.step.operators:  # views, too: their lines are lines of the step
+    for operator, _ in forecast.step.operators:  # includes views, whose lines belong to the step
         tree.count_call(path_of_operator(operator))
     add_graph(tree, forecast.graph, forecast.timeline, {o.index: p for o, p in forecast.step.operators})
     whole = trace_on_devices(trace, forecast.devices)
@@ -37,17 +37,17 @@ def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
 
 
 def trace_on_devices(trace: Trace, devices: int) -> Trace:
-    """Return a trace as one of some devices runs it: several hold buckets of gradients, too."""
+    """Add gradient buckets to a trace if it runs on several devices."""
     return trace if devices == 1 else add_bucket_storages(trace, buckets(trace))
 
 
 def path_of_operator(operator: Operator) -> Path:
-    """Return the path of an operator's node."""
+    """Return the tree path of an operator's node."""
     return path_of_call(operator.stack, operator.module, operator.name)
 
 
 def add_graph(tree: Tree, graph: StepGraph, timeline: Timeline, prices: Mapping[int, Price]) -> None:
-    """Add the time of a simulated step to a tree."""
+    """Add the times of a simulated step to a tree."""
     wall_us, rest_us = wall_time_us(graph, timeline.start_us, timeline.end_us)
     path_of = cache(_path_of_context)
     for task in graph.tasks:
@@ -55,7 +55,7 @@ def add_graph(tree: Tree, graph: StepGraph, timeline: Timeline, prices: Mapping[
             continue
         phase, operator = task.context.phase, graph.operators.get(task.id)
         path = path_of(task.context) or (Key("overhead", task.name),)
-        if operator is None and (task.on_device or task.kind in NETWORK_KINDS):  # of buckets that devices reduce
+        if operator is None and (task.on_device or task.kind in NETWORK_KINDS):  # gradient buckets
             path = (COMMUNICATION, Key("kernel", task.name))
         took = Seconds(wall_us[task.id] / 1e6, *_device_and_host_s(task, operator is not None))
         price = None if operator is None else prices.get(operator.index)
@@ -77,8 +77,6 @@ def add_graph(tree: Tree, graph: StepGraph, timeline: Timeline, prices: Mapping[
 
 
 class _Priced(Protocol):
-    """A predicted time with its interval."""
-
     @property
     def seconds(self) -> float: ...
     @property
@@ -88,7 +86,7 @@ class _Priced(Protocol):
 
 
 def error_of(price: _Priced) -> tuple[float, float] | None:
-    """Return the ends of a price's interval as factors on its seconds; ``None`` for 0 s, or if its error is unknown."""
+    """Return the ends of a price's interval divided by its seconds; ``None`` for 0 s or an unknown error."""
     if price.lower is None or price.upper is None or price.seconds <= 0:
         return None
     return price.lower / price.seconds, price.upper / price.seconds
@@ -104,7 +102,7 @@ def _device_and_host_s(task: Task, is_operator: bool) -> tuple[float, float]:
 
 
 def _shares(took: Seconds, launches: tuple[LaunchPrice, ...]) -> Iterator[tuple[LaunchPrice, Seconds]]:
-    """Divide the time of an operator among its launches by their prices."""
+    """Divide the time of an operator among its launches in proportion to their prices."""
     whole = math.fsum(row.seconds for row in launches)
     for row in launches:
         share = row.seconds / whole if whole else 1.0 / len(launches)
@@ -112,11 +110,8 @@ def _shares(took: Seconds, launches: tuple[LaunchPrice, ...]) -> Iterator[tuple[
 
 
 def add_memory(tree: Tree, trace: Trace, memory: Memory, bucket_storages: frozenset[int] = frozenset()) -> None:
-    """Add the bytes at the total's peak to a tree, and those that the last step requests.
-
-    Named storages belong to the module of their parameter, others to the operator that allocates them. The rest of the
-    total, which no tensor requests, is overhead: rounding, cached blocks, the context and the rounding to pages.
-    """
+    """Add the bytes at the peak of total memory, and those that the last step requests, to a tree."""
+    # named storages belong to the module of their parameter, others to the operator that allocates them
     place = _Place(tree, trace, bucket_storages)
     for number, event in memory.held.items():
         place.add(number, event, held=event.size_bytes)
@@ -134,8 +129,6 @@ def add_memory(tree: Tree, trace: Trace, memory: Memory, bucket_storages: frozen
 
 
 class _Place:
-    """Finds the node of a storage."""
-
     def __init__(self, tree: Tree, trace: Trace, bucket_storages: frozenset[int]) -> None:
         self.tree, self.trace, self._bucket_storages = tree, trace, bucket_storages
         self._path_of: Callable[[Stack, str, str], Path] = cache(path_of_call)

@@ -1,4 +1,4 @@
-"""Reads and writes profiles as versioned JSON. Docs: docs/profile-json.md."""
+"""Profiles as versioned JSON, described in docs/profile-json.md."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from roller.insight.step_profile.batch_curve import BatchCurve, BatchLine, Batch
 from roller.insight.step_profile.node import Node, NodeKind, Seconds, with_intervals
 from roller.insight.step_profile.step_profile import MemoryPoint, Source, StepProfile
 
-#: Name and version of the format that is written; every version from 1 on can be read.
+#: Name and version of the written format; all versions from 1 on can be read.
 FORMAT, VERSION = "roller-profile", 2
-#: Fields of a profile that are written as they are.
+#: Fields of a profile that are written unchanged.
 _PLAIN = (
     "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "checkpoint",
     "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "out_of_memory_at", "notes",
@@ -66,14 +66,14 @@ def _node_row(node: Node, parent: int) -> dict[str, Any]:
 
 
 def _holders_data(points: Sequence[MemoryPoint]) -> dict[str, Any]:
-    """Return the distinct names of holders, and for each point the indices of its holders' names with their bytes."""
+    """Return the distinct holder names, and for each point pairs of a name's index and its bytes."""
     names: dict[str, int] = {}
     rows = [[[names.setdefault(x, len(names)), size] for x, size in p.holders.items()] for p in points]
     return {"names": list(names), "points": rows} if names else {}
 
 
 def _read_holders(data: Mapping[str, Any], count: int) -> list[dict[str, int]]:
-    if not data:  # of files that lack it, too
+    if not data:  # older files do not have it
         return [{} for _ in range(count)]
     names = [_text(name) for name in data["names"]]
     found = [{names[_number(n, int)]: _number(size, int) for n, size in row} for row in data["points"]]
@@ -182,7 +182,7 @@ def _read_curve(data: Mapping[str, Any]) -> BatchCurve:
         BatchPoint(
             _number(row["batch"], int), _number(row["iteration_s"], float), _number(row["throughput"], float),
             _number(row["allocated_bytes"], int), _number(row["total_bytes"], int), bool(row["fits"]),
-            _text(row["bound"]), _text(row.get("peak_phase", "")),  # version 1 has no phase
+            _text(row["bound"]), _text(row.get("peak_phase", "")),  # version 1 does not have it
         )
         for row in data["computed"]
     )  # fmt: skip
@@ -215,7 +215,7 @@ def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
 
 
 def _read_error(value: Any) -> tuple[float, float] | None:
-    if value is None:  # of files that lack it, too
+    if value is None:  # older files do not have it
         return None
     lower, upper = (_number(x, float) for x in value)
     if not 0.0 <= lower <= 1.0 <= upper:
@@ -236,12 +236,12 @@ def save_profile(profile: StepProfile, path: str | Path) -> None:
 
 
 def load_profile(path: str | Path) -> StepProfile:
-    """Read a profile that :func:`save_profile` wrote, or the one that ``roller profile --json`` printed.
+    """Read a profile written by :func:`save_profile` or printed by ``roller profile --json``.
 
     Raises
     ------
     ArtifactError
-        The file cannot be read, holds several profiles, or none of a known version.
+        The file cannot be read, contains several profiles, or has an unknown version.
     """
     data = saved_data(path)
     if isinstance(data, Mapping) and "profile" in data:
@@ -250,7 +250,7 @@ def load_profile(path: str | Path) -> StepProfile:
 
 
 def saved_data(path: str | Path) -> Any:
-    """Return the JSON of a file; of a list, its only item."""
+    """Return the JSON of a file; if it is a list, return its only item."""
     try:
         data = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The HTML report of a profile: its tree and tables as columns, for the page of ``roller.page.html_page``."""
+"""The HTML report of a profile: its tree and tables as columns for ``roller.page.html_page``."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from roller.insight.step_profile.page_memory import memory_columns
 from roller.page.anonymous import without_paths
 from roller.page.html_page import html_page
 
-#: Nodes and rows of a table that are tried first; halved until the page is small enough.
+#: Initial limit on nodes and table rows, halved until the page is small enough, and the smallest limit.
 _MOST_NODES, _LEAST_NODES = 200_000, 64
-#: Tables of a profile: heading -> kind of node. Lines have sums of their own.
+#: Tables of a profile: heading -> kind of node. Lines have their own totals.
 _TABLES = {"operators": "operator", "kernels": "kernel", "modules": "module", "shapes": "shapes"}
-#: Gives the text of ``"file:line"``, ``""`` where it is not known.
+#: Returns the source text of ``"file:line"``; ``""`` if it is unknown.
 TextOf = Callable[[str], str]
 _Row = TypeVar("_Row", Node, Line)
 
 
 class _Shown(StepTimes, Protocol):
-    """What the page takes of a profile: see :class:`~roller.insight.step_profile.step_profile.StepProfile`."""
+    """Protocol of the profile that the page shows."""
 
     @property
     def name(self) -> str: ...
@@ -66,14 +66,9 @@ def page_of_profile(
     text_of: TextOf | None = None,
     parts: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a profile as one HTML file of at most 1.5 MB that asks nothing of a server.
-
-    Notes
-    -----
-    Parts of a profile that is too large are joined, the smallest first, and a note says so.
-    """
+    """Return a profile as one HTML file of at most 1.5 MB without external resources."""
     most, count = _MOST_NODES, 0
-    while True:
+    while True:  # a page that is too large merges its smallest parts, and a note says so
         data = {**data_of_profile(profile, None if anonymous else text_of, most), **(parts or {})}
         if anonymous:
             data = _anonymous(data, _files(profile.root))
@@ -87,7 +82,7 @@ def page_of_profile(
 
 
 def _anonymous(data: dict[str, Any], files: set[str]) -> dict[str, Any]:
-    """Return a page's data without names of steps and files, also of those that only the profile before has."""
+    """Return a page's data without names of steps and files, including those of the compared profile."""
     found = data.get("difference")
     named: dict[str, Any] = {"name": _plain_name(data)}
     if found is not None:
@@ -103,13 +98,13 @@ def _plain_name(data: Mapping[str, Any]) -> str:
 
 
 def _files(root: Node) -> set[str]:
-    """Return the files of a tree's lines; :func:`without_paths` may not recognise their names."""
+    """Return the files of a tree's lines, whose names :func:`without_paths` may not recognise."""
     lines = (line for n in root.walk() for line in ((n.name, *n.registered) if n.kind == "line" else n.registered))
     return {line.rpartition(":")[0] for line in lines}
 
 
 def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = _MOST_NODES) -> dict[str, Any]:
-    """Return what the page shows of a profile: JSON-ready values, and NumPy arrays for columns."""
+    """Return a profile as JSON-ready values, and NumPy arrays for columns."""
     names = _Numbers()
     plain = (
         "name", "source", "label", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp",
@@ -142,13 +137,13 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
 
 
 def _steps_of(profile: _Shown) -> int:
-    """Return the steps of a recording, which its first note tells; 1 for others."""
+    """Return the number of steps that a recording's first note gives; 1 for other profiles."""
     found = [re.fullmatch(r"A mean of (\d+) steps\.", note) for note in profile.notes]
     return next((int(match[1]) for match in found if match), 1)
 
 
 class _Numbers:
-    """Gives texts numbers, so that each is in the page once."""
+    """Table of distinct texts, so that the page contains each text once."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -172,7 +167,7 @@ def _node_columns(root: Node, names: _Numbers) -> dict[str, Any]:
 
 
 def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _Numbers) -> dict[str, Any]:
-    """Return each line that registers parameters with the places of the modules that hold them."""
+    """Return each line that registers parameters with the indices of the modules that contain them."""
     pairs = dict.fromkeys((names.of(line), parents[n]) for n, node in enumerate(nodes) for line in node.registered)
     return {
         "line": np.array([line for line, _ in pairs], np.uint32), "node": np.array([n for _, n in pairs], np.int32)
@@ -180,7 +175,6 @@ def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _N
 
 
 def _with_parents(root: Node) -> tuple[list[Node], list[int]]:
-    """Return all nodes as :meth:`Node.walk` yields them, and the number of each one's parent."""
     nodes: list[Node] = []
     parents: list[int] = []
     todo = [(root, -1)]
@@ -193,7 +187,6 @@ def _with_parents(root: Node) -> tuple[list[Node], list[int]]:
 
 
 def _shared_columns(rows: Sequence[Node], names: _Numbers) -> dict[str, Any]:
-    """Return the columns that nodes and rows of tables share."""
     reached = [row.share_of_peak for row in rows]
     return {
         "name": np.array([names.of(n.name) for n in rows], np.uint32),
@@ -210,7 +203,7 @@ def _shared_columns(rows: Sequence[Node], names: _Numbers) -> dict[str, Any]:
 
 
 def _sparse(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return name -> the rows that have it, and their values."""
+    """Return name -> the indices of the rows that have it, and their values."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for number, row in enumerate(rows):
         for name, value in row.items():
@@ -245,7 +238,7 @@ def _tables(profile: _Shown, names: _Numbers, text_of: TextOf | None, most: int)
 
 
 def _largest(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
-    """Return the rows with the most time and memory, in their order."""
+    """Return the rows with the most time and memory, in their original order."""
     if len(rows) <= most:
         return rows
     order = sorted(range(len(rows)), key=lambda n: (rows[n].wall_s, rows[n].total_held_bytes), reverse=True)
@@ -254,19 +247,18 @@ def _largest(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
 
 @dataclass
 class _Sum:
-    """Nodes of one kind and name that are not within another of them."""
+    """Nodes of one kind and name, none of which contains another."""
 
     kind: Any
     name: str
     nodes: list[Node] = field(default_factory=list)
 
     def node(self) -> Node:
-        """Return the sum as one node without children."""
         return joined_node(self.kind, self.name, self.nodes)
 
 
 def joined_node(kind: Any, name: str, nodes: Sequence[Node]) -> Node:
-    """Return one node, without children, with the time and bytes of several."""
+    """Merge nodes into one without children, with the sum of their times and bytes."""
     seconds, lower, upper = (sum_phases(getattr(n, part) for n in nodes) for part in ("seconds", "lower", "upper"))
     parts = ("held_bytes", "requested_bytes", "bound_s", "pipe_s")
     held, requested, bound, pipes = (_total([getattr(n, part) for n in nodes]) for part in parts)
@@ -275,7 +267,6 @@ def joined_node(kind: Any, name: str, nodes: Sequence[Node]) -> Node:
 
 
 def _total(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sum by name; of floats the exact one, rounded once."""
     found: dict[str, list[Any]] = {}
     for part in parts:
         for name, value in part.items():
@@ -284,10 +275,7 @@ def _total(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _sums_by_name(root: Node) -> dict[str, dict[str, _Sum]]:
-    """Return kind -> name -> its nodes; what is within a node of the same kind and name counts there already.
-
-    Calls of an operator with inputs of some shapes are named by both.
-    """
+    """Return kind -> name -> nodes; a module inside of a module with the same name is part of that one."""
     found: dict[str, dict[str, _Sum]] = {}
     wanted = set(_TABLES.values())
     todo: list[tuple[Node, str, frozenset[str]]] = [(root, "", frozenset())]
@@ -322,10 +310,7 @@ def _curve_data(profile: _Shown) -> dict[str, Any] | None:
 
 
 def joined(root: Node, most: int) -> Node:
-    """Return a tree with about as many nodes: of each parent the children with the least time and bytes are one.
-
-    Sums stay what they are.
-    """
+    """Limit a tree to about ``most`` nodes: the smallest children of each node are merged into one."""
     time, held = root.wall_s or 1.0, root.total_held_bytes or 1
     weights = sorted((max(n.wall_s / time, n.total_held_bytes / held) for n in root.walk()), reverse=True)
     if len(weights) <= most:
@@ -349,9 +334,9 @@ def joined(root: Node, most: int) -> Node:
 
 
 def notebook_page(profile: _Shown) -> str:
-    """Return the page as a frame for a notebook, below a table of the memory's parts that needs no script."""
+    """Return the page as a frame for a notebook, below a table of memory that needs no script."""
     rows = [(words.replace("_", " "), bytes_text(size)) for words, size in profile.memory_parts.items()]
-    title = re.sub(r"(?<=\d )us\b", "µs", str(profile))  # as the page has it
+    title = re.sub(r"(?<=\d )us\b", "µs", str(profile))  # as on the page
     page = html.escape(page_of_profile(profile), quote=True)
     frame = 'title="Profile of a training step" sandbox="allow-scripts" style="width:100%;height:48rem;border:0"'
     return f'{html_table(title, ("memory at the peak", "size"), rows)}<iframe srcdoc="{page}" {frame}></iframe>'

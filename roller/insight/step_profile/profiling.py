@@ -1,4 +1,4 @@
-"""``roller.profile``: the profile of a training step, predicted for any device."""
+"""``roller.profile``: the profile of a training step, predicted for any device, measured or recorded."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
 from roller.runtime.cache_key import code_digest
 
-#: What a file holds: providers of a step, a program without them, an ONNX model, a profile, or a recording of PyTorch's
-#: profiler.
+#: Kind of a file: an entry file with providers, a script without them, an ONNX model, a saved profile, or a recording
+#: of PyTorch's profiler.
 FileKind = Literal["entry", "script", "model", "profile", "recording"]
-#: Device of a profile where none is named.
+#: Default device of a profile.
 DEVICE = "a100"
-#: Suffix of a file -> what it holds; Python may be a script, and JSON a profile, as well.
+#: Suffix -> default kind of a file; Python may also be a script, and JSON a profile.
 _SUFFIXES: Mapping[str, FileKind] = {
     ".py": "entry", ".onnx": "model", ".json": "recording", ".json.gz": "recording"
 }  # fmt: skip
 #: Suffixes of files that can be profiled.
 SUFFIXES = tuple(_SUFFIXES)
-#: Digits of a digest.
+#: Hexadecimal digits of a digest.
 _DIGITS = 16
-#: Bytes of a JSON file that tell its kind.
+#: Bytes at the start of a JSON file in which its format is looked up.
 _HEAD = 256
-#: Batches that are computed beside the three of the line.
+#: Number of computed batches besides the three of the line.
 _BESIDE_LINE = 12
 #: Kinds of storages whose bytes do not depend on the batch.
 _FIXED = ("parameter", "gradient", "optimizer_state", "buffer", "workspace")
@@ -73,36 +73,37 @@ def profile(
     arguments: Sequence[str] = (),
     patience_s: float = PATIENCE_S,
 ) -> StepProfile:
-    """Return where the time and memory of a step go, by module and line.
+    """Return the time and memory of a step by module and line.
 
     Parameters
     ----------
     step
-        An entry file (:mod:`roller.insight.trace.pytorch.entry_file`) or the result of :func:`roller.trace`: predicted
-        for a device that is not here. A training script without providers: the same, of the step that it takes; the
-        script runs as :func:`roller.insight.capture.script_tracer.trace_script` runs it. An ONNX model: one inference,
-        predicted. A file of PyTorch's profiler: as recorded. A file that :func:`save_profile` wrote: as it is.
+        An entry file (:mod:`roller.insight.trace.pytorch.entry_file`) or the result of :func:`roller.trace`, predicted
+        for a device. A training script without providers, run by
+        :func:`roller.insight.capture.script_tracer.trace_script` and then predicted. An ONNX model, of which one
+        inference is predicted. A recording of PyTorch's profiler, or a file written by :func:`save_profile`, which keep
+        their times.
     device
-        A specification, or its name; ``"a100"`` by default. Recordings, saved profiles and runs have their own.
+        A specification or its name; ``"a100"`` by default. Recordings, saved profiles and measurements do not take one.
     batch, amp, checkpoint
-        As in :meth:`~roller.insight.traced_step.TracedStep.at`; by default those of the step.
+        As in :meth:`~roller.insight.traced_step.TracedStep.at`; the step's own by default.
     policy, devices
-        As in :func:`roller.insight.forecast.forecast`; by default the programs of a model are Roller's, the kernels of
-        a step those of PyTorch and its libraries.
+        As in :func:`roller.insight.forecast.forecast`. By default a model uses Roller's programs, and a step the
+        kernels of PyTorch and its libraries.
     calls
-        Of an entry file, as in :func:`roller.trace`.
+        As in :func:`roller.trace`, for an entry file.
     curve
-        Whether the profile has its throughput and memory over the batch from the beginning, as a saved one needs; else
-        ``batch_curve()`` computes them on demand. Three batches are traced, and batch 1 where the search for the
-        largest one asks for it; the others follow, or are traced, too, where a size of the step is not affine in it.
+        Whether to compute throughput and memory over the batch now, as needed before saving; otherwise
+        ``batch_curve()`` computes them on demand. Three batches are traced, and batch 1 if the search for the largest
+        batch needs it. Others are derived from them, or traced if a size of the step is not affine in the batch.
     measure
-        Whether an entry file's step runs on this machine's processor, in a process of its own, for the seconds of
-        ``budget_s``; ``device``, ``policy`` and ``devices`` do not apply then.
+        Whether to run an entry file's step on this machine's processor, in a separate process, for ``budget_s``
+        seconds; ``device``, ``policy`` and ``devices`` then do not apply.
     budget_s
-        Seconds of timing for ``measure``, after the calls that are recorded.
+        Seconds of timing for ``measure``, after the recorded calls.
     arguments, patience_s
-        Of a training script: its own arguments, and the seconds without a sign that it prepares to train after which
-        it is given up.
+        For a training script: its arguments, and the seconds without progress towards training after which it is
+        stopped.
 
     Raises
     ------
@@ -111,7 +112,7 @@ def profile(
     ArtifactError
         The recording or the profile cannot be read.
     RollerError
-        No such device or policy, or an argument that does not apply to the file.
+        The device or policy is unknown, or an argument does not apply to the file.
 
     Examples
     --------
@@ -145,7 +146,7 @@ def profile(
     spec, policy = target_of(device or DEVICE)[0], policy or "library"
     if isinstance(step, Trace):
         traced = step
-    elif kind == "script":  # each trace runs it anew
+    elif kind == "script":  # every trace runs the script again
         traced = trace_script(step, arguments, batch=batch, device=spec, calls=calls, patience_s=patience_s)
     else:
         traced = trace_entry(step, device=spec, calls=calls)
@@ -162,7 +163,7 @@ def profile(
 
 
 def kind_of_file(path: str | Path) -> FileKind:
-    """Return what a file holds: by its suffix, JSON also by its head, Python by whether it has providers."""
+    """Return the kind of a file by its suffix, by the head of JSON, and by the providers of Python."""
     name = Path(path).name.lower()
     kind = next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
     if kind is None:
@@ -231,11 +232,10 @@ def _measured(
 
 
 def _memory_of_machine_bytes() -> int:
-    """Return the bytes of this machine's memory; 0 if the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return 0
+        return 0  # the system does not report it
 
 
 def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: str, devices: int) -> StepProfile:
@@ -245,8 +245,8 @@ def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: st
 
 
 def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name: str = "step") -> StepProfile:
-    """Return the profile of a forecast of a trace."""
-    if forecast.step.trace.options.get("is_compiled"):  # its operators and storages are those of the compiled step
+    """Return the profile of a trace's forecast."""
+    if forecast.step.trace.options.get("is_compiled"):  # compilation changes operators and storages
         trace = forecast.step.trace
     root = tree_of_forecast(trace, forecast)
     took = root.wall_s
@@ -333,7 +333,7 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
 
 
 def _batches_beside_line(batch: int, largest: int) -> list[int]:
-    """Return powers of two from the step's batch to the largest one, at most twelve; smaller ones fill the number."""
+    """Return at most twelve powers of two up to the largest batch, preferring those from the step's batch on."""
     most = largest or 4 * batch
     powers = [n for n in (1 << k for k in range(31)) if n <= most]
     above = sum(n >= batch for n in powers)

@@ -1,4 +1,4 @@
-"""The profile of a recording: a file of PyTorch's profiler, measured elsewhere."""
+"""Profiles of recordings, which are files of PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from roller.insight.step_profile.tree import Path as NodePath
 
 
 def profile_of_recording(path: str | Path) -> StepProfile:
-    """Return the profile of a mean step of a recording."""
+    """Return the profile of the mean step of a recording."""
     recording = read_profile(path, memory=True)
     graph = graph_of_profile(recording, Path(path).name)
     categories = step_categories(recording)
@@ -55,7 +55,7 @@ def profile_of_recording(path: str | Path) -> StepProfile:
 
 
 def recording_device(graph: StepGraph, curves: Sequence[MemoryCurve]) -> str:
-    """Return the device of a recording as PyTorch names it; ``""`` if it does not say."""
+    """Return the device of a recording in PyTorch's spelling; ``""`` if it is unknown."""
     if curves:
         return curves[0].device
     return "" if graph.has_device or graph.incomplete else "cpu"
@@ -64,7 +64,7 @@ def recording_device(graph: StepGraph, curves: Sequence[MemoryCurve]) -> str:
 def add_recorded_time(
     tree: Tree, graph: StepGraph, tasks: Sequence[Task], steps: Sequence[tuple[float, float]]
 ) -> None:
-    """Add the time of a mean step to a tree."""
+    """Add the times of the mean step to a tree."""
     starts, ends = ([getattr(t, name) for t in graph.tasks] for name in ("measured_start_us", "measured_end_us"))
     wall_us, rest_us = wall_time_us(graph, starts, ends, tasks, steps)
     path_of, count = cache(_path_of_context), len(steps)
@@ -85,7 +85,7 @@ def add_recorded_time(
 
 
 def _add_memory(tree: Tree, curve: MemoryCurve) -> list[str]:
-    """Add the bytes at the peak of reserved, then of allocated bytes; return what is not known of them."""
+    """Add the bytes at the peak of memory to a tree; return notes on unknown parts."""
     if not curve.is_absolute:
         return ["The recording has changes of memory only: bytes at the peak are not known."]
     at = _peak(curve)
@@ -111,7 +111,7 @@ def _add_memory(tree: Tree, curve: MemoryCurve) -> list[str]:
 
 
 def _peak(curve: MemoryCurve) -> int:
-    """Return the place of the most reserved bytes, and of those of the most allocated ones."""
+    """Return the index of the most reserved bytes; among equal ones, that of the most allocated bytes."""
     if not len(curve.reserved_bytes):
         return int(np.argmax(curve.allocated_bytes))
     most = curve.reserved_bytes == curve.reserved_bytes.max()

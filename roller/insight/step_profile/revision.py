@@ -1,4 +1,4 @@
-"""A step as an earlier revision of its project has it, and the lines that were moved since."""
+"""A project at an earlier git revision, and the lines that were moved since."""
 
 from __future__ import annotations
 
@@ -28,22 +28,11 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True)
 class Revision:
-    """A project as it was.
+    """A project at a git revision."""
 
-    Parameters
-    ----------
-    name
-        As git takes it, e.g. ``"HEAD~1"``.
-    entry
-        The entry file or training script of that revision, in a folder that is removed afterwards.
-    before, after
-        Folders of the project as it was and as it is.
-    commit
-        The digest that git gives the revision.
-    """
-
-    name: str
-    entry: Path
+    name: str  # revision in git's syntax, such as ``"HEAD~1"``
+    entry: Path  # entry file or training script of that revision, in a temporary folder
+    # before, after: folders of the project at the revision, and of the working tree
     before: Path
     after: Path
     commit: str = ""
@@ -53,7 +42,7 @@ class Revision:
         self, options: TraceOptions, calls: int | None = None, arguments: Sequence[str] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Iterator[TracedStep]:  # fmt: skip
-        """Trace the step in a process of its own: modules of two revisions have the same names."""
+        """Trace the step in a separate process, since modules of both revisions have the same names."""
         made = (
             ProjectTracer(self.entry, calls=calls)
             if arguments is None
@@ -63,7 +52,7 @@ class Revision:
             yield project.step(options)
 
     def moved_lines(self) -> Mapping[str, str]:
-        """Return ``"file:line"`` before -> after, of every line of a Python file with the same text in both."""
+        """Return ``"file:line"`` before -> after for the matching lines of Python files in both."""
         found: dict[str, str] = {}
         for old in sorted(self.before.rglob("*.py")):
             name = old.relative_to(self.before).as_posix()
@@ -79,20 +68,20 @@ class Revision:
 
 
 def moved_between(name: str, old: str, new: str) -> Iterator[tuple[str, str]]:
-    """Yield ``"file:line"`` before and after, of lines of a file that are equal, or replaced by as many others."""
+    """Yield ``"file:line"`` before and after for lines that are equal or replaced one by one."""
     for before, after in moved_numbers(source_lines(old), source_lines(new)):
         yield f"{name}:{before}", f"{name}:{after}"
 
 
 def moved_numbers(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield numbers from 1, before and after, of lines that are equal, or replaced by as many others."""
+    """Yield line numbers from 1, before and after, of lines that are equal or replaced one by one."""
     yield from ((a + 1, b + 1) for a, b in _paired(old, (0, len(old)), new, (0, len(new))))
 
 
 def _paired(
     old: Sequence[str], olds: tuple[int, int], new: Sequence[str], news: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:  # fmt: skip
-    """Yield pairs of lines within two ranges: common ends, lines that each has once, and what is between those."""
+    """Yield pairs of matching lines in two ranges: common ends, unique lines, and lines between those."""
     (a, a_end), (b, b_end) = olds, news
     least = min(a_end - a, b_end - b)
     head = next((n for n in range(least) if old[a + n] != new[b + n]), least)
@@ -115,12 +104,12 @@ def _paired(
 def _anchors(
     old: Sequence[str], olds: tuple[int, int], new: Sequence[str], news: tuple[int, int]
 ) -> list[tuple[int, int]]:  # fmt: skip
-    """Return the longest row of pairs, ascending in both, of lines that each range has once."""
+    """Return the longest increasing sequence of pairs of lines that are unique in both ranges."""
     if olds[0] == olds[1] or news[0] == news[1]:
         return []
     once = _single_lines(old, olds)
     pairs = sorted((once[line], n) for line, n in _single_lines(new, news).items() if line in once)
-    ends: list[int] = []  # the least last number of a row of each length, and the pair it is of
+    ends: list[int] = []  # the smallest end of a sequence of each length, and its pair
     last: list[int] = []
     before: list[int] = []
     for number, (_, b) in enumerate(pairs):
@@ -141,13 +130,13 @@ def _single_lines(lines: Sequence[str], within: tuple[int, int]) -> dict[str, in
 
 
 def source_lines(text: str) -> list[str]:
-    """Return the lines of a source as Python counts them: a form feed or a line separator of Unicode ends none."""
+    """Split source text into lines as Python does: form feeds and Unicode separators end no line."""
     return _LINE_END.split(text)
 
 
 @contextmanager
 def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
-    """Yield a project as it was at a revision, in a folder of its own; the working tree stays as it is."""
+    """Extract a revision of a project to a temporary folder; the working tree stays unchanged."""
     if revision.startswith("-"):
         raise RollerError(f"git: expected a revision, got {shown(revision)}. Name one, e.g. HEAD~1.")
     where = f"--against git:{revision}"
@@ -170,7 +159,7 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
 
 
 def _within(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Leave out what leads out of the folder, such as a link to where the data are."""
+    """Skip members that lead out of the folder, such as links to data."""
     try:
         return tarfile.data_filter(member, folder)
     except tarfile.FilterError:
@@ -178,7 +167,7 @@ def _within(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
 
 
 def commit_of(folder: Path, revision: str) -> str:
-    """Return the digest of a revision's commit."""
+    """Return the commit hash of a revision."""
     found = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if found is None:
         raise RollerError(
@@ -189,7 +178,7 @@ def commit_of(folder: Path, revision: str) -> str:
 
 
 def _extract(archive: tarfile.TarFile, folder: str) -> None:
-    """Extract what git packed; patch releases of Python 3.10 before the 12th know no filter."""
+    """Extract a git archive; patch releases of Python 3.10 before 3.10.12 have no filter."""
     if hasattr(tarfile, "data_filter"):
         archive.extractall(folder, filter=_within)
     else:
@@ -197,14 +186,12 @@ def _extract(archive: tarfile.TarFile, folder: str) -> None:
 
 
 def _remedy(root: Path, place: Path) -> str:
-    """Return what to do for a file that a revision does not have."""
     if _git(root, "ls-files", "--error-unmatch", "--", str(place)) is None:
         return "It is not in git: commit it first."
     return "Name a revision that has it."
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    """Return what git prints; ``None`` if it fails."""
     try:
         found = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
     except OSError as error:

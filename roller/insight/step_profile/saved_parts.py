@@ -1,4 +1,4 @@
-"""Reads what ``roller profile --json`` prints: a profile, or an object with a profile, its hints and its difference."""
+"""Reader for the output of ``roller profile --json``: a profile, optionally with hints and a difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.step_profile.profile_json import load_profile, saved_data
 from roller.insight.step_profile.step_profile import StepProfile
 
 _TEXT, _NUMBER, _FLAG, _MAYBE, _LIST = "a text", "a number", "true or false", "a number or null", "a list of texts"
-#: Keys that the page reads -> their types; what :mod:`hints_difference_json` writes has all of them.
+#: Keys that the page reads -> their types; :mod:`hints_difference_json` writes all of them.
 _HINT = {
     **dict.fromkeys(("change", "origin", "kind", "line", "memory_note", "rests_on", "not_asked", "price_per"), _TEXT),
     **dict.fromkeys(("iteration_s", "lower_s", "upper_s", "delta_s", "line_delta_s"), _NUMBER),
@@ -33,21 +33,20 @@ _LINE = {"name": _TEXT, **dict.fromkeys((*_CHANGES, "made_delta_s", "made_delta_
 
 
 class SavedParts(NamedTuple):
-    """A profile and what was printed beside it: ``hints``, ``price`` and ``difference``, as far as there are any."""
+    """A profile, and ``hints``, ``price`` and ``difference`` if the file has them."""
 
     profile: StepProfile
     parts: Mapping[str, Any]
 
 
 def load_with_parts(path: str | Path) -> SavedParts:
-    """Read a profile of ``--out``, or what ``roller profile --json`` prints of one device and batch."""
+    """Read a profile of ``--out``, or the output of ``roller profile --json`` for one device and batch."""
     data, profile = saved_data(path), load_profile(path)
     names = ("hints", "price", "difference") if "profile" in data else ()
     return SavedParts(profile, _checked({x: data[x] for x in names if x in data}, str(path)))
 
 
 def _checked(parts: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return the parts, each of whose values has its type."""
     for row in _rows(parts.get("hints", []), f"{path}: hints"):
         _check(row, _HINT, f"{path}: hints")
     if parts.get("price") is not None:

@@ -1,4 +1,4 @@
-"""The profile of one training step, from any source: one type for predictions, measurements and recordings."""
+"""The profile of one training step: one type for predictions, measurements and recordings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.insight.step_profile.node import Node
 from roller.insight.step_profile.weight_padding import PaddedWeights
 from roller.insight.whatif.memory_effect import MemoryOf
 
-#: Origin of a profile's times: a model of the device, a run on a device that is here, or a file of PyTorch's profiler.
+#: Origin of a profile's times: a model of the device, a run on this machine, or a recording of PyTorch's profiler.
 Source = Literal["predicted", "measured", "recorded"]
 Label = Literal["predicted", "calibrated", "measured", "recorded"]
 Metric = Literal["time", "memory"]
@@ -34,12 +34,12 @@ class MemoryPoint(NamedTuple):
     at
         Index of the operator in the step, or seconds from the start of a recording.
     allocated_bytes, reserved_bytes
-        Of the allocator.
+        Bytes that the allocator has allocated, and reserved.
     kinds
-        Bytes requested by kind of storage, where kinds are known.
+        Bytes requested by kind of storage; empty if unknown.
     holders
-        The largest holders of memory at this moment, largest first, where they are known: kind, module and line of
-        the allocation -> bytes requested.
+        Largest memory holders at this moment, in descending order: kind, module and line of the allocation -> bytes
+        requested. Empty if unknown.
     """
 
     at: float
@@ -50,63 +50,57 @@ class MemoryPoint(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Bytes of weights and activations at the total's peak, and which of them is more."""
+    """Bytes of weights and activations at the peak of total memory."""
 
     weights_bytes: int
     activations_bytes: int
 
     @property
     def more(self) -> str:
-        """``"weights"`` or ``"activations"``."""
+        """``"weights"`` or ``"activations"``, whichever is larger."""
         return "weights" if self.weights_bytes >= self.activations_bytes else "activations"
 
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Where the time and memory of one training step go.
+    """Time and memory of one training step, as a tree.
 
     Parameters
     ----------
     name
-        Of the entry file, the model or the recording.
-    source
-        Origin of the times.
+        Name of the entry file, the model or the recording.
     device
-        The device, ``""`` where a recording does not name it.
+        Name of the device; ``""`` if a recording does not contain it.
     root
-        The step: its children are lines and modules, down to operators, kernels and tensors. Times of children sum to
-        their parent to 1e-9 s, bytes exactly.
+        The step, whose descendants are lines and modules, then operators, kernels and tensors. Times of children sum to
+        their parent within 1e-9 s, bytes exactly.
     iteration_s, lower_s, upper_s
-        Time of one step, and its interval: one expected error below and above, or the spread of measurements.
+        Time of one step and its interval: one expected error below and above, or the spread of measurements.
     batch, samples
-        Samples of one call of the step and of one update, on each device; 0 where they are unknown.
+        Samples per call and per update on each device; 0 if unknown.
     devices, amp, checkpoint, policy
         As in :class:`~roller.insight.forecast.Forecast`.
     bound
-        What bounds the step: ``"device"``, ``"launches"``, ``"links"``; ``""`` where it is unknown.
+        What limits the step: ``"device"``, ``"launches"`` or ``"links"``; ``""`` if unknown.
     capacity_bytes
-        Of the device's memory; 0 where it is unknown.
-    total_error_bytes
-        Error of the total memory.
+        Memory of the device; 0 if unknown.
     out_of_memory
-        Why the step does not fit, with the line that fails; ``""`` if it fits. Memory is then that before the failure.
-    memory_curve
-        Memory in the course of the step.
+        Why the step does not fit, with the failing line; ``""`` if it fits. Memory then ends at the failure.
     categories
-        Seconds of the step by category, where a recording tells them.
+        Seconds by category, if a recording has categories.
     curve
-        Throughput and memory over the batch; ``None`` if it was not asked for.
+        Throughput and memory over the batch; ``None`` if not requested.
     notes
-        Sentences: declared defaults, parts that are left out.
+        Sentences that name declared defaults and omitted parts.
     is_stable
-        Whether nothing disturbed the measurement; if not, only the interval is known.
+        Whether the measurement was undisturbed; if not, only the interval is known.
     is_calibrated
-        Whether predicted times use rates that were measured on the device itself.
+        Whether predicted times use rates measured on the device itself.
     versions
-        What else decides the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
-        specification; ``"torch"``, the version that was traced or run. Empty where a file does not tell them.
+        Versions that affect the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
+        specification; ``"torch"``, the version of PyTorch. Empty if a file does not contain them.
     out_of_memory_at
-        ``"file:line"`` of the operator that fails if the step does not fit; ``""`` if it is unknown.
+        ``"file:line"`` of the operator that runs out of memory; ``""`` if unknown.
     """
 
     name: str
@@ -133,22 +127,20 @@ class StepProfile:
     versions: Mapping[str, str] = field(default_factory=dict)
     is_stable: bool = True
     is_calibrated: bool = False
-    #: Computes the curve of the batch, where the step can be profiled again.
+    #: Computes the batch curve, if the step can be profiled again.
     make_curve: Callable[[], BatchCurve] | None = field(default=None, repr=False, compare=False)
     #: Builds the graph of the step, for what-ifs.
     make_graph: Callable[[], StepGraph] | None = field(default=None, repr=False, compare=False)
     #: Traces the step again, for the memory of what-ifs.
     memory_of: MemoryOf | None = field(default=None, repr=False, compare=False)
-    #: Finds sizes of the step's weights that could be padded, in its graph.
+    #: Finds weights in the step's graph that padding would speed up.
     find_pads: Callable[[StepGraph], tuple[PaddedWeights, ...]] | None = field(default=None, repr=False, compare=False)
     out_of_memory_at: str = ""
 
     def __repr__(self) -> str:
-        """Return the profile in a sentence: in a notebook without HTML a cell's result is a line."""
         return str(self)
 
     def __str__(self) -> str:
-        """Return the profile in a sentence."""
         disturbed = "" if self.is_stable else "disturbed: "
         apart = ""
         if self.upper_s > self.lower_s:
@@ -168,7 +160,7 @@ class StepProfile:
 
     @property
     def label(self) -> Label:
-        """Label of all numbers: ``source``, or ``"calibrated"`` for a calibrated prediction."""
+        """Label of all figures: ``source``, or ``"calibrated"`` for a calibrated prediction."""
         return "calibrated" if self.source == "predicted" and self.is_calibrated else self.source
 
     @property
@@ -178,12 +170,12 @@ class StepProfile:
 
     @property
     def total_bytes(self) -> int:
-        """Memory of the process at its peak; the sum of all bytes in the tree."""
+        """Peak memory of the process, the sum of all bytes in the tree."""
         return self.root.total_held_bytes
 
     @property
     def memory_parts(self) -> Mapping[str, int]:
-        """Parts of ``total_bytes``: requested by kind, then rounding, cached, context and page rounding."""
+        """Parts of ``total_bytes``: requested bytes by kind, then rounding, cached, context and page rounding."""
         return self.root.held_bytes
 
     @property
@@ -193,12 +185,12 @@ class StepProfile:
 
     @property
     def throughput(self) -> float:
-        """Samples per second of all devices; 0 if the batch is unknown, or the step does not fit."""
+        """Samples per second of all devices; 0 if the batch is unknown or the step does not fit."""
         return self.devices * self.samples / self.iteration_s if self.fits and self.iteration_s else 0.0
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """Every line with an operator, a parameter, or a call of one of those, by file and line."""
+        """Every line with an operator or a parameter, or a call of such a line, sorted by file and line number."""
         return lines_of_tree(self.root)
 
     def line(self, name: str) -> Line:
@@ -207,7 +199,7 @@ class StepProfile:
         Raises
         ------
         RollerError
-            The line has no operator and no parameter.
+            The line has neither an operator nor a parameter.
         """
         for found in self.lines:
             if found.name == name:
@@ -219,13 +211,13 @@ class StepProfile:
         )
 
     def heaviest(self, metric: Metric = "time") -> tuple[Node, ...]:
-        """Return the nodes from the step down to the operator, each with the most time or memory of its siblings.
+        """Return the path from the step to an operator along the nodes with the most time or memory.
 
         Parameters
         ----------
         metric
-            ``"time"``: of the step's wall time. ``"memory"``: of the bytes at the total's peak; the way may then end at
-            tensors, or at memory of no tensor.
+            ``"time"``: wall time. ``"memory"``: bytes at the peak of total memory; the path may then end at tensors, or
+            at memory outside of tensors.
 
         Raises
         ------
@@ -241,19 +233,20 @@ class StepProfile:
         return tuple(found)
 
     def split(self) -> Split:
-        """Return the bytes of weights, and of the activations that backward needs, at the total's peak."""
+        """Return the bytes of weights, and of the activations saved for backward, at the peak of total memory."""
         held = self.root.held_bytes
         return Split(held.get("parameter", 0), held.get("activation", 0))
 
     def balanced_batch(self) -> float:
-        """Return the batch at which activations take as many bytes as weights: weights / activations of one sample.
+        """Return the batch at which activations take as many bytes as weights.
 
-        Activations are those of the moment with most of them: where the total's peak is in the update, few are left.
+        It is the bytes of weights divided by the bytes of activations per sample. Activations are taken at their own
+        peak, since few are left if total memory peaks in the update.
 
         Raises
         ------
         NoCandidateError
-            The batch is unknown, or the step holds no activations.
+            The batch is unknown, or the step has no activations.
         """
         weights, at_peak = self.split()
         activations = max([at_peak, *(point.kinds.get("activation", 0) for point in self.memory_curve)])
@@ -265,12 +258,12 @@ class StepProfile:
         return weights * self.batch / activations
 
     def diminishing_from(self) -> int:
-        """Return the first batch whose double raises throughput by less than a tenth, by the line over the batch.
+        """Return the first batch whose double raises throughput by less than a tenth.
 
         Raises
         ------
         NoCandidateError
-            The line over the batch does not hold, or cannot be computed.
+            Neither the line nor the computed batches contain such a batch, or there is no curve.
         """
         return self.batch_curve().diminishing_from()
 
@@ -280,7 +273,7 @@ class StepProfile:
         Raises
         ------
         NoCandidateError
-            The profile does not have the curve, and the step cannot be profiled again.
+            The profile was saved without its curve, or the step cannot be profiled again.
         """
         if self.curve is not None:
             return self.curve
@@ -297,19 +290,19 @@ class StepProfile:
         return self.make_curve()
 
     def hints(self, per_hour: float | None = None) -> tuple[Hint, ...]:
-        """Return the effects of the what-ifs that apply to the step, largest gain first, then those of padded sizes.
+        """Return the predicted effects of applicable what-ifs by descending gain, then those of padded weights.
 
         Parameters
         ----------
         per_hour
-            Price of an hour of one device; gives hints a price, unless the step does not fit.
+            Hourly price of one device, which gives hints a price unless the step does not fit.
 
         Raises
         ------
         NoCandidateError
-            The profile has no graph: it was saved, measured, or is that of a model or of several devices.
+            The profile has no graph: it was saved or measured, or is that of a model or of several devices.
         RollerError
-            The graph is that of a recording that is not explained.
+            Too much of the recording's time is unexplained.
         """
         if self.make_graph is None:
             raise NoCandidateError(
@@ -328,23 +321,22 @@ class StepProfile:
         return tuple(hint.with_price(per_hour, self.samples, before_s) for hint in found)
 
     def _unchanged_s(self, found: tuple[Hint, ...]) -> float:
-        """Return the time that hints compare with: not the profile's for a recording, whose median step they change."""
+        """Return the baseline time of hints; for a recording it is the median step, not the mean."""
         own = next((hint.iteration_s - hint.delta_s for hint in found if not hint.not_asked), self.iteration_s)
         return self.iteration_s if math.isclose(own, self.iteration_s, rel_tol=1e-9) else own
 
     def _repr_html_(self) -> str:
-        """Return the page of ``roller report`` for a notebook."""
         from roller.insight.step_profile.profile_page import notebook_page
 
         return notebook_page(self)
 
     def check(self) -> None:
-        """Raise an error if the parts of a tree do not sum to the whole.
+        """Check that the parts of the tree sum to the whole.
 
         Raises
         ------
         ArtifactError
-            Some do not.
+            A node differs from the sum of its children.
         """
         parts: list[tuple[str, float, int]] = [("step", self.iteration_s - self.root.wall_s, 0)]
         for node in self.root.walk():

@@ -1,4 +1,4 @@
-"""Builds the tree of a profile from its leaves, bottom-up, so that children sum to their parents."""
+"""Builder of a profile's tree, bottom-up from its leaves, so that children sum to their parents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.insight.trace.trace import Stack
 
 
 class Key(NamedTuple):
-    """What tells a node from its siblings."""
+    """Kind and name of a node, unique among its siblings."""
 
     kind: NodeKind
     name: str
@@ -21,12 +21,12 @@ class Key(NamedTuple):
 
 #: Path of a module instance, as ``named_modules`` gives it.
 _MODULE_PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
-#: Keys of the nodes from below the root to one node.
+#: Keys of the nodes from the root, exclusive, to one node.
 Path = tuple[Key, ...]
 
 
 def path_of_call(stack: Stack, module: str, operator: str = "") -> Path:
-    """Return the path of an operator: the lines of its stack, and the module instances between them.
+    """Return the tree path of an operator: the lines of its stack, and the modules between them.
 
     Examples
     --------
@@ -48,10 +48,10 @@ def path_of_call(stack: Stack, module: str, operator: str = "") -> Path:
 
 
 def _modules_between(outer: str, inner: str) -> Iterator[Key]:
-    """Yield every module from below one path to another; the other alone if it is not within the first."""
+    """Yield the modules from below one path to another; only the other if it is outside of the first."""
     if inner == outer or not inner:
         return
-    is_path = _MODULE_PATH.fullmatch(inner) is not None  # a recording may name regions as it likes
+    is_path = _MODULE_PATH.fullmatch(inner) is not None  # regions of a recording can have any name
     if not is_path or (outer and not inner.startswith(outer + ".")):
         yield Key("module", inner)
         return
@@ -62,7 +62,7 @@ def _modules_between(outer: str, inner: str) -> Iterator[Key]:
 
 @dataclass
 class _Draft:
-    """A node that grows. Only leaves have numbers of their own."""
+    """A node under construction; only leaves have their own figures."""
 
     key: Key
     children: dict[Key, _Draft] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class _Draft:
 
 
 class Tree:
-    """A tree that grows by leaves.
+    """Tree to which leaves are added.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class Tree:
         self, path: Path, phase: str, seconds: Seconds, *, calls: int = 1, bound: str = "",
         pipes: Iterable[tuple[str, float]] = (), error: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
-        """Add time to a leaf; ``error`` has the ends of its interval as factors on the time."""
+        """Add time to a leaf; ``error`` is the interval of the time as two factors."""
         leaf = self._leaf(path)
         leaf.calls += calls
         leaf.seconds.setdefault(phase, []).append(seconds)
@@ -110,14 +110,14 @@ class Tree:
             leaf.pipes.setdefault(pipe, []).append(took_s)
 
     def count_call(self, path: Path) -> None:
-        """Count a call of an operator, whose kernels are leaves of their own."""
+        """Count one call of an operator whose kernels are separate leaves."""
         self._leaf(path).calls += 1
 
     def add_bytes(
         self, path: Path, kind: str, *, name: str = "", held: int = 0, requested: int = 0,
         registered: tuple[str, ...] = (), tensors: int = 1,
     ) -> None:  # fmt: skip
-        """Add the bytes of tensors of a kind to what a path leads to."""
+        """Add the bytes of tensors of one kind below a path."""
         leaf = self._leaf((*path, Key("tensors", name or kind)))
         leaf.calls += tensors
         leaf.registered = leaf.registered or registered
@@ -127,14 +127,14 @@ class Tree:
             leaf.requested[kind] = leaf.requested.get(kind, 0) + requested
 
     def path_of_module(self, module: str) -> Path:
-        """Return the path of a module instance: where it was called first, else below the nearest module around it."""
+        """Return the path of a module: of its first call, else below the nearest enclosing module."""
         known = module
         while known not in self._module_paths:
             known = known.rpartition(".")[0]
         return (*self._module_paths[known], *_modules_between(known, module))
 
     def build(self) -> Node:
-        """Return the tree; a module whose only content is another module is left out."""
+        """Return the tree without modules whose only child is another module."""
         return with_intervals(_build(self._root))
 
     def _leaf(self, path: Path) -> _Draft:
@@ -185,7 +185,6 @@ def _build_node(draft: _Draft, children: list[Node]) -> Node:
 
 
 def _mean_error(errors: list[tuple[float, tuple[float, float]]]) -> tuple[float, float] | None:
-    """Return the error of a leaf: the mean over its calls, weighted by their time."""
     if len({error for _, error in errors}) < 2:
         return errors[0][1] if errors else None
     whole = math.fsum(weight for weight, _ in errors)

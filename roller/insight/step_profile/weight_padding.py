@@ -1,4 +1,4 @@
-"""Sizes of a step's weights that would be faster padded, found as in ``roller lint``: the price of the padded step."""
+"""Sizes of a step's weights that padding would speed up, found like those of ``roller lint``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 from roller.insight.whatif.primitives import annotate, set_duration
 
-#: Weights that the name of a padding lists.
+#: Number of weights that the name of a padding lists.
 _NAMED = 3
 _ASSUMED = (
     "The new elements are zeros and change no result; all weights with these sizes grow together.",
@@ -28,24 +28,13 @@ _ASSUMED = (
 
 @dataclass(frozen=True)
 class PaddedWeights:
-    """A graph transform: sizes of weights grow by zeros, and the kernels that read or write them get new times.
+    """Graph transform that pads sizes of weights with zeros and replaces the times of the affected kernels."""
 
-    Parameters
-    ----------
-    sizes
-        Size -> padded size.
-    weights
-        Names of the parameters with one of these sizes.
-    delta_s
-        Task -> change of its time.
-    """
-
-    sizes: Mapping[int, int]
+    sizes: Mapping[int, int]  # size -> padded size
     weights: tuple[str, ...]
-    delta_s: Mapping[int, float] = field(repr=False)
+    delta_s: Mapping[int, float] = field(repr=False)  # task -> change of its time, in seconds
 
     def __str__(self) -> str:
-        """Return ``pad 999 -> 1000 (fc.weight)``."""
         more = f" and {len(self.weights) - _NAMED} more" if len(self.weights) > _NAMED else ""
         sizes = ", ".join(f"{extent} -> {padded}" for extent, padded in sorted(self.sizes.items()))
         return f"pad {sizes} ({', '.join(self.weights[:_NAMED])}{more})"
@@ -60,7 +49,7 @@ class PaddedWeights:
 
 @dataclass(frozen=True)
 class _Site:
-    """A kernel of a task, and its sizes that are sizes of a weight."""
+    """A kernel of a task, and its sizes that are also sizes of a weight."""
 
     task: int
     kernel: Kernel
@@ -73,14 +62,10 @@ class _Site:
 
 
 def padded_weights(graph: StepGraph, trace: Trace, policy: str = "library") -> tuple[PaddedWeights, ...]:
-    """Return the paddings of a step's weights that speed up kernels with at least 2 % of its time.
-
-    Sizes that one kernel needs together are one padding. There are none on a CPU, where the time of a kernel depends on
-    the step around it.
-    """
+    """Return paddings of weights that speed up kernels with at least 2 % of the step's time."""
     spec = graph.device
     if spec is None or not spec.traits.blocks:
-        return ()
+        return ()  # on a CPU the time of a kernel depends on the step around it
     prices = cached_pricer(spec, policy).kernels
     sites = list(_sites(graph, trace))
     targets = _paddings(graph, sites, prices)
@@ -101,14 +86,14 @@ def _sites(graph: StepGraph, trace: Trace) -> Iterator[_Site]:
         for kernel in (x for x in operator_launches(operator)[0] if isinstance(x, Kernel)):
             grows = growing_sizes(kernel.expr)
             count = Counter(size.extent for size in grows)
-            # a size that the kernel has more often than the weight is a size of the batch, too: it is ambiguous
+            # a size that occurs more often in the kernel than in the weight may be the batch: it is ambiguous
             own = tuple(s for s in grows if count[s.extent] == dims[s.extent] and larger_multiples(s.extent))
             if own:
                 yield _Site(number, kernel, own, tuple((names[t.storage], frozenset(t.shape)) for t in held))
 
 
 def _weights_by_storage(trace: Trace) -> dict[int, str]:
-    """Return the names of parameters by storage: of the parameters, their gradients, and casts of both."""
+    """Return names of parameters by storage, including those of gradients and of casts of both."""
     names = {n: s.name for n, s in trace.storages.items() if s.kind in ("parameter", "gradient") and s.name}
     alone = [found for operator in trace.operators if (found := _copied(operator)) is not None]
     for source, result in alone:
@@ -121,7 +106,7 @@ def _weights_by_storage(trace: Trace) -> dict[int, str]:
 
 
 def _copied(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
-    """Return input and output of an operator that has one of each, of equal shape; else ``None``."""
+    """Return input and output of an operator with one of each, of equal shape; else ``None``."""
     if len(operator.inputs) != 1 or len(operator.outputs) != 1:
         return None
     (source,), (result,) = operator.inputs, operator.outputs
@@ -129,7 +114,6 @@ def _copied(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
 
 
 def _paddings(graph: StepGraph, sites: Sequence[_Site], prices: Kernels) -> list[dict[int, int]]:
-    """Return the smallest padding of every kernel that gains, as size -> padded size."""
     seconds: dict[tuple[TensorExpr, tuple[Size, ...]], float] = defaultdict(float)
     for site in sites:
         seconds[site.key] += site.kernel.count * prices.price_expression(site.kernel.expr).seconds
@@ -141,7 +125,7 @@ def _paddings(graph: StepGraph, sites: Sequence[_Site], prices: Kernels) -> list
 
 
 def _joined(paddings: Sequence[Mapping[int, int]]) -> list[dict[int, int]]:
-    """Merge paddings that share a size; each size gets its largest padding."""
+    """Merge paddings that share a size; each size takes its largest padding."""
     groups: list[dict[int, int]] = []
     for one in paddings:
         whole = dict(one)

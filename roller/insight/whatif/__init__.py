@@ -1,1 +1,1 @@
-"""Predicts the effect of optimisations by changing and simulating the graph of a step."""
+"""What-ifs: the predicted effect of an optimisation, from the changed and simulated graph of a step."""

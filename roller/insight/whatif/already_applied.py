@@ -1,7 +1,4 @@
-"""Detects changes that a profile has already, which a what-if therefore leaves out.
-
-Each function returns the reason, and ``""`` if the change is not in place.
-"""
+"""Detection of changes that a profile already has. Each function returns the reason, or ``""``."""
 
 from __future__ import annotations
 
@@ -17,31 +14,31 @@ from roller.insight.whatif.recomputed_tasks import is_recomputed
 from roller.insight.whatif.select import compute_tasks, network_tasks, tasks_by_step, total_duration_us
 from roller.insight.whatif.task_prices import TaskPrices, uses_16_bit_floats
 
-#: Least share of a profile's work that has a change, for the change to count as in place.
+#: Smallest share of a profile's work with a change for which the change counts as in place.
 MOSTLY = 0.5
-#: Operators and kernels that update many parameters at once, in several passes and in one.
+#: Patterns of operators and kernels that update many parameters at once: in several passes, and fused.
 _GROUPED, _FUSED = (
     re.compile(r"_foreach_|_fused_|multi_tensor_|Fused"),
     re.compile(r"_fused_|Fused|multi_tensor_\w*<.*(Adam|Lamb|SGD|Adagrad)\w*Functor"),
 )
 #: The iterator of PyTorch's loader that takes batches from worker processes.
 _FROM_WORKERS = "MultiProcessing"
-#: Ratio to the time of fetching a ready batch from which on a batch was waited for.
+#: Time of fetching a batch, relative to that of a ready one, above which the training waited for a worker.
 _WAITED = 2.0
-#: Prefix of kernels of PyTorch's compiler, which fuses chains.
+#: Prefix of kernels that PyTorch's compiler generates.
 COMPILED = "triton_"
-#: Names of reductions in communication libraries.
+#: Pattern of reductions in communication libraries.
 _REDUCES = re.compile(r"all_?reduce|reduce_?scatter", re.I)
 
 
 def captured_graph_reason(graph: StepGraph) -> str:
-    """Return the reason if most tasks are launched by captured graphs: by calls that launch several."""
+    """Return the reason if captured graphs launch most tasks."""
     share = graph.captured_share
     return f"{100 * share:.0f} % of the device's tasks are launched by captured graphs." if share >= MOSTLY else ""
 
 
 def fused_optimizer_reason(graph: StepGraph) -> str:
-    """Return the reason if the optimizer is fused: by its name, or by the number of the update's kernels."""
+    """Return the reason if the optimizer is fused, by its name or by the number of update kernels."""
     named = [name for name in graph.optimizers if name.startswith("Fused")]
     if named or _share_of_update(graph, _FUSED) >= MOSTLY:
         return f"The update runs {named[0] if named else 'fused kernels'}."
@@ -55,12 +52,11 @@ def fused_optimizer_reason(graph: StepGraph) -> str:
 
 
 def foreach_optimizer_reason(graph: StepGraph) -> str:
-    """Return the reason if the optimizer groups parameters."""
+    """Return the reason if the optimizer updates several parameters per kernel."""
     return "The update works on many parameters at once." if _share_of_update(graph, _GROUPED) >= MOSTLY else ""
 
 
 def _share_of_update(graph: StepGraph, pattern: re.Pattern[str]) -> float:
-    """Return the time share of the update in tasks whose name, or operator's name, matches."""
     update = compute_tasks(graph, "optimizer")
     found = [n for n in update if pattern.search(f"{graph.tasks[n].context.operator} {graph.tasks[n].name}")]
     whole = total_duration_us(graph, update)
@@ -81,7 +77,7 @@ def same_optimizer_reason(graph: StepGraph, to: str, of: str) -> str:
 
 
 def mixed_precision_reason(graph: StepGraph) -> str:
-    """Return the reason if most time of products, or of all kernels if there are none, is in 16 bits."""
+    """Return the reason if 16-bit kernels take most time of matrix products, or of all kernels without products."""
     prices = TaskPrices(graph)
     every = [graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")]
     products = [t for t in every if prices.bound_by(t) == "compute"] or every
@@ -103,14 +99,14 @@ def fused_pointwise_reason(graph: StepGraph) -> str:
 
 
 def recomputed_blocks_reason(graph: StepGraph, blocks: Sequence[str]) -> str:
-    """Return the reason if every block is recomputed in backward."""
+    """Return the reason if backward recomputes every block."""
     if not blocks or not all(is_recomputed(graph, block) for block in blocks):
         return ""
     return f"The backward runs {'each of the blocks' if len(blocks) > 1 else 'the block'} forward once more."
 
 
 def loader_workers_reason(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) -> str:
-    """Return the reason if loader workers are in place, and more would not help or the profile's number is unknown."""
+    """Return the reason if batches come from workers, and more workers would not help or ``of`` is unknown."""
     if not loads:
         raise RollerError(
             f"{graph.name}: LoaderWorkers: expected the loading of batches, got a profile that marks none. Load them "
@@ -139,13 +135,11 @@ def loader_workers_reason(graph: StepGraph, loads: Sequence[int], asked: int, of
 
 class _Parallel(Protocol):
     @property
-    def devices(self) -> int:
-        """Number of devices."""
-        ...
+    def devices(self) -> int: ...
 
 
 def data_parallel_reason(change: _Parallel, graph: StepGraph) -> str:
-    """Return the reason if the profile is of one rank of as many devices."""
+    """Return the reason if the profile is from one rank of the same number of devices."""
     found: Collection[int] = [n for n in network_tasks(graph) if _REDUCES.search(graph.tasks[n].name)
                               and graph.tasks[n].provenance == "measured"]  # fmt: skip
     if not found:

@@ -1,7 +1,6 @@
-"""Time of collectives on a network, and gradients in buckets.
+"""Time of collectives on a network, and gradient buckets."""
 
-S bytes, n devices, B bytes a second of a link in one direction, a seconds of a hop.
-"""
+# In the formulas, S is bytes, n devices, B link bytes per second in one direction, and a seconds per hop.
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from roller.insight.step.graph import Lane, StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, group_into_buckets
 from roller.insight.whatif.select import parameter_bytes
 
-#: Most slices of a step's gradients; each is two transfers a step.
+#: Most slices of a step's gradients; each slice is two transfers per step.
 _MOST_SLICES = 100_000
 #: Lane of the collectives that a what-if adds.
 CHANNEL = Lane(0, "channel", "network")
 
 
 def link_rates(graph: StepGraph, bytes_per_s: float | None, latency_us: float | None) -> tuple[float, float]:
-    """Return bytes per second and microseconds per hop: as given, or those of the profile's device."""
+    """Return bytes per second and microseconds per hop, by default those of the profile's device."""
     device = graph.device
     bandwidth = bytes_per_s or (None if device is None else device.link_bytes_per_s)
     if not bandwidth:
@@ -32,7 +31,7 @@ def link_rates(graph: StepGraph, bytes_per_s: float | None, latency_us: float | 
 
 
 def reduce_scatter_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
-    """Return the time of a reduce-scatter, or of an all-gather: (n-1)/n S/B + (n-1) a.
+    """Return the time of a reduce-scatter or an all-gather: (n-1)/n S/B + (n-1) a.
 
     Examples
     --------
@@ -44,7 +43,7 @@ def reduce_scatter_us(size_bytes: float, devices: int, bytes_per_s: float, laten
 
 
 def devices_and_bandwidths(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int, float]]:
-    """Return the number of devices and the bytes per second of each level of a network."""
+    """Return the number of devices and the bytes per second of each network level."""
     if not levels or len(levels) != len(bandwidths) or any(n != int(n) for n in levels):
         raise RollerError(
             f"levels: expected whole numbers of devices, and as many bandwidths, got {shown(levels)} and "
@@ -56,7 +55,7 @@ def devices_and_bandwidths(levels: Sequence[int], bandwidths: Sequence[float]) -
 def sparse_all_gather_us(
     size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int
 ) -> float:  # fmt: skip
-    """Return the time of an all-gather of the kept values and indices: (n-1) d S/4 (index + value) / B.
+    """Return the time to all-gather values and indices at a density d: (n-1) d S/4 (index + value) / B.
 
     Examples
     --------
@@ -68,7 +67,7 @@ def sparse_all_gather_us(
 
 
 def check_slices(graph: StepGraph, slice_bytes: float) -> float:
-    """Return the bytes of a step's gradients, and check that they can be cut into slices of ``slice_bytes``."""
+    """Return the bytes of a step's gradients; refuse a slice size that would give too many slices."""
     size = parameter_bytes(graph)
     if size / slice_bytes > _MOST_SLICES:
         raise RollerError(
@@ -81,11 +80,7 @@ def check_slices(graph: StepGraph, slice_bytes: float) -> float:
 def buckets_by_step(
     graph: StepGraph, first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> Mapping[int, Sequence[Bucket]]:
-    """Return the buckets of each step.
-
-    Gradients fill buckets in the order in which they become ready; a bucket is full as soon as it reaches its capacity.
-    Gradients that different tasks need never share a bucket.
-    """
+    """Return the gradient buckets of each step."""
     parameter_bytes(graph)  # refuses a profile without sizes
     found: dict[int, list[Bucket]] = {}
     for bucket in group_into_buckets(graph.gradients, first_bytes, cap_bytes):

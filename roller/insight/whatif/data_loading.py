@@ -1,4 +1,4 @@
-"""Batches that workers load: the time of each batch, and the tasks of the workers."""
+"""Batches loaded by workers: the time of each batch, and the workers' tasks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from roller.insight.whatif.insertion import New
 from roller.insight.whatif.primitives import select
 from roller.insight.whatif.select import sort_by_start
 
-#: Steps from the first batch until a pipeline of workers is steady.
+#: Steps until a pipeline of workers reaches its steady state.
 STEADY = 4
 
 
 def loading_tasks(graph: StepGraph) -> tuple[int, ...]:
-    """Return the tasks that load batches on the training thread, in order."""
+    """Return the tasks that load batches on the training thread, by start time."""
     return sort_by_start(graph, select(graph, lambda t: t.kind == "data" and t.lane.kind == "thread"))
 
 
 def loading_times_us(graph: StepGraph, loads: Sequence[int], of: int | None) -> list[float]:
-    """Return the loading time of every batch, on the training thread, or on one of ``of`` workers."""
+    """Return the loading time of every batch on the training thread, or on one of ``of`` workers."""
     if of is None:
         return [graph.tasks[n].duration_us for n in loads]
     return [of * steady_step_us(graph, simulate(graph))] * len(loads)

@@ -1,4 +1,4 @@
-"""A step on several devices: gradients in buckets, each reduced around a ring in parallel with backward."""
+"""A step on several devices: gradient buckets, each reduced around a ring in parallel with backward."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ def data_parallel(
     bucket_bytes: int = BUCKET_BYTES,
     interference: float = 1.0,
 ) -> StepGraph:
-    """Return the graph of one of several devices under ``DistributedDataParallel``.
-
-    A bucket is copied as soon as its last gradient is ready, and reduced after the previous one. After its reduction it
-    is copied back, and then the tasks that need its gradients follow.
-    """
+    """Return the graph of one of several devices under ``DistributedDataParallel``."""
     if ring.devices > 1 and any(not g.size_bytes for g in graph.gradients):
         raise RollerError(
             f"{graph.name}: gradients: expected the bytes that devices exchange, got a sparse gradient, whose rows a "
@@ -42,7 +38,7 @@ def data_parallel(
     for iteration, own in (buckets_by_step(graph, first_bytes, bucket_bytes) if ring.devices > 1 else {}).items():
         last: int | None = None
         unread: list[tuple[New, int]] = []
-        for bucket in own:
+        for bucket in own:  # copied when its last gradient is ready, and reduced after the previous bucket
             taken_us, provenance = copy_us(bucket.size_bytes, len(bucket.gradients))
             copy = New("bucket", "kernel", taken_us, behind=bucket.ready, provenance=provenance)
             copied = append_task(copy)
@@ -52,7 +48,7 @@ def data_parallel(
                 context=graph.tasks[bucket.ready].context,
             ))  # fmt: skip
             back = replace(copy, name="unbucket", behind=None, after=(last,))
-            begun = start_key(graph, bucket.ready)  # an update ahead of the backward pass read older gradients
+            begun = start_key(graph, bucket.ready)  # earlier updates read the gradients of the previous step
             later = (n for n in updates.get(iteration, ()) if start_key(graph, n) > begun)
             reader = next(later, None) if bucket.update is None else bucket.update
             if reader is None:

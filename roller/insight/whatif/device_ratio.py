@@ -1,4 +1,4 @@
-"""Ratios of the times of a profile's kernels on two devices."""
+"""Ratios of kernel times on two devices."""
 
 from __future__ import annotations
 
@@ -15,22 +15,14 @@ from roller.insight.whatif.task_prices import Priced, TaskPrices
 
 @dataclass(frozen=True)
 class OnDevice:
-    """Ratios of times on ``spec`` to those on the profile's device.
-
-    Parameters
-    ----------
-    prices
-        Prices of the profile's tasks.
-    before, spec
-        The profile's device and the other one.
-    """
+    """Ratios of times on ``spec`` to those on ``before``, the profile's device."""
 
     prices: TaskPrices
     before: DeviceSpec
     spec: DeviceSpec
 
     def kernel_time_ratio(self, task: Task) -> Priced:
-        """Return the ratio of a kernel's times: by its operator's prices, else by the rates that bound it."""
+        """Return the time ratio of a kernel from its operator's prices, else from the rates that limit it."""
         found = self.prices.time_ratio(task, device=self.spec)
         if found is not None:
             return found
@@ -43,7 +35,7 @@ class OnDevice:
 
     @property
     def link_ratio(self) -> float:
-        """Ratio of transfer times between devices; 1 if one of the two has no link bandwidth."""
+        """Ratio of transfer times between devices; 1 if a link bandwidth is missing."""
         old, new = self.before.link_bytes_per_s, self.spec.link_bytes_per_s
         return old / new if old and new else 1.0
 
@@ -55,7 +47,7 @@ class OnDevice:
 
 
 def device_ratios(graph: StepGraph, device: str) -> OnDevice:
-    """Return the ratios of a profile's kernels on another device."""
+    """Return the time ratios of another device to the profile's device."""
     from roller.arguments import target_of
 
     if graph.device is None:
@@ -67,6 +59,5 @@ def device_ratios(graph: StepGraph, device: str) -> OnDevice:
 
 
 def _peak_flops_per_s(spec: DeviceSpec, dtype: str) -> float:
-    """Return the peak rate of a dtype, or of float32 if the device has none for it."""
     found = peak_flops_per_s(spec, dtype) or peak_flops_per_s(spec, "float32")
     return found[0] if found else 2 * spec.compute.ops_per_cycle_per_unit["fma"] * spec.units * spec.clock_hz

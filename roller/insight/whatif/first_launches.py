@@ -1,4 +1,4 @@
-"""Removes the module loading of first launches, which a warm step does not have."""
+"""Removal of module loading in first launches, which a warm step does not have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.insight.step.graph import StepGraph
 
 
 def module_loading_launches(graph: StepGraph) -> tuple[int, ...]:
-    """Return the calls that loaded modules: long ones whose kernel waited for their end and had not run before."""
+    """Return the calls that loaded modules: long first launches of a kernel that waited for the call's end."""
     first: dict[str, int] = {}
     for t in sorted((t for t in graph.tasks if t.on_device), key=lambda t: (t.measured_start_us, t.id)):
         first.setdefault(t.name, t.id)
@@ -21,13 +21,12 @@ def module_loading_launches(graph: StepGraph) -> tuple[int, ...]:
 
 
 def _median_launch_us(graph: StepGraph) -> float:
-    """Return the median time of a launch."""
     took = [t.duration_us for t in graph.tasks if t.kind == "launch"]
     return median(took) if took else 0.0
 
 
 def without_module_loading(graph: StepGraph) -> StepGraph:
-    """Return a graph, with a note, in which launches that loaded modules take as long as others."""
+    """Replace the times of launches that loaded modules by the median launch time; add a note."""
     slow = module_loading_launches(graph)
     if not slow:
         return graph

@@ -1,4 +1,4 @@
-"""Durations of tasks that a compiler fuses: of a traced step by its kernels, of a profile by neighbours."""
+"""Durations of fused tasks: from generated kernels for a traced step, from chains of neighbours for a profile."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ from roller.insight.whatif import already_applied
 from roller.insight.whatif.select import compute_tasks, neighbouring_kernels, sort_by_start
 from roller.insight.whatif.task_prices import TaskPrices
 
-#: Duration of each task that changes; ``None`` of one that is gone.
+#: Duration of each changed task; ``None`` for a removed one.
 Durations = Mapping[int, float | None]
 
 
 def durations_of_generated_kernels(graph: StepGraph) -> Durations | None:
-    """Return the durations of kernels that PyTorch's compiler would generate; ``None`` if the operators are unknown.
-
-    Each kernel takes the share of its operators' time that its price has of theirs, so that tasks whose time another
-    change has set keep that change.
-    """
+    """Return durations with kernels that PyTorch's compiler would generate; ``None`` if operators are unknown."""
     tasks = sort_by_start(graph, compute_tasks(graph, "forward", "backward"))
     device, known = graph.device, graph.operators
     if device is None or not device.traits.blocks or not tasks or not all(n in known for n in tasks):
@@ -41,7 +37,7 @@ def _durations(graph: StepGraph, tasks: Sequence[int], pricer: Pricer) -> Durati
     for kernel_s, of in kernels:
         before_s = sum(own_s[place] / uses[place] for place in of)
         before_us = sum(graph.tasks[tasks[place]].duration_us / uses[place] for place in of)
-        share = kernel_s / before_s if before_s else 0.0
+        share = kernel_s / before_s if before_s else 0.0  # a ratio keeps the effect of earlier changes
         last = tasks[max(of)]
         found[last] = found.get(last, 0.0) + share * before_us
     return {tasks[place]: found.get(tasks[place]) for place in uses}
@@ -53,7 +49,7 @@ def _seconds(operators: Sequence[Operator], pricer: Pricer) -> list[float]:
 
 
 def _replacements(operators: Sequence[Operator], pricer: Pricer) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Yield seconds of generated kernels, and of calls that they take a part of, with the places that they replace."""
+    """Yield seconds of generated kernels and of partly replaced calls, with the positions they replace."""
     found = compiled_operators(operators)
     taken = {place for one in found if one.is_generated for place in one.of}
     for one, seconds in zip(found, _seconds([one.operator for one in found], pricer), strict=True):
@@ -62,7 +58,7 @@ def _replacements(operators: Sequence[Operator], pricer: Pricer) -> Iterator[tup
 
 
 def durations_of_chains(graph: StepGraph, longest: int) -> Durations:
-    """Return the durations of chains of at most ``longest`` neighbours of one phase and layer, bound by memory."""
+    """Return durations of fused chains: at most ``longest`` memory-bound neighbours of one phase and layer."""
     prices, before = TaskPrices(graph), neighbouring_kernels(graph)[0]
     chains: dict[int, list[int]] = {}
     head_of: dict[int, int] = {}

@@ -1,7 +1,4 @@
-"""Inserts tasks into a graph: between two tasks of a lane, with the call that launches them, or on a lane of their own.
-
-Many are inserted at once, since a what-if inserts hundreds and a graph is never changed in place.
-"""
+"""Insertion of tasks into a graph: next to a task on its lane, with a launch call, or on a separate lane."""
 
 from __future__ import annotations
 
@@ -18,50 +15,32 @@ _LANE_ORDER = ("stream", "thread")
 
 @dataclass(frozen=True)
 class New:
-    """A task to be inserted. The n-th new task has the id ``len(graph.tasks) + n``, which other new tasks may use.
-
-    Parameters
-    ----------
-    name, kind, duration_us
-        The task; a kernel next to a thread's task is run by the thread.
-    behind
-        The task that it follows on that task's lane; it replaces a removed task.
-    ahead
-        The task that it precedes on that task's lane.
-    lane
-        Its lane, if it has no neighbour; tasks there run as they are ready.
-    after, before
-        Tasks whose ends it waits for, and tasks whose starts wait for its end.
-    launch
-        Whether a call launches it, if it runs on a stream: next to the call that launched its neighbour, with the
-        median time of the profile's launches.
-    context
-        Position in the step; by default that of its neighbour.
-    """
+    """A task to insert; the n-th new task has the id ``len(graph.tasks) + n``."""
 
     name: str
-    kind: Kind
+    kind: Kind  # kind of the task; a kernel next to a thread's task becomes a ``"cpu"`` task of that thread
     duration_us: float
-    behind: int | None = None
-    ahead: int | None = None
-    lane: Lane | None = None
+    behind: int | None = None  # task that it follows on that task's lane; it replaces a removed task
+    ahead: int | None = None  # task that it precedes on that task's lane
+    lane: Lane | None = None  # lane of a task without a neighbour; tasks on it run as soon as they are ready
+    # after, before: tasks whose ends it waits for, and tasks whose starts wait for its end
     after: Sequence[int] = ()
     before: Sequence[int] = ()
-    launch: bool = True
+    launch: bool = True  # whether to insert a launch call of median duration next to that of the neighbour on a stream
     provenance: Provenance = "assumed"
     size_bytes: int = 0
     resource: str = ""
     priority: int = 0
-    context: TaskContext | None = None
+    context: TaskContext | None = None  # position in the step; by default that of its neighbour
 
 
 def insert(graph: StepGraph, *new: New) -> StepGraph:
-    """Return a graph with more tasks.
+    """Return a graph with additional tasks.
 
     Raises
     ------
     RollerError
-        The graph does not have a new task's neighbour, or no call launched that neighbour.
+        The graph does not have a task that a new one names, or a neighbour has no launch call.
 
     Examples
     --------
@@ -83,7 +62,7 @@ def insert(graph: StepGraph, *new: New) -> StepGraph:
 
 
 class _Insertion:
-    """Builds the tasks and dependencies of the new graph, with the dependencies indexed by task."""
+    """Builds the tasks and dependencies of the new graph; dependencies are indexed by task."""
 
     def __init__(self, graph: StepGraph, new: Sequence[New]) -> None:
         self.graph = graph
@@ -113,7 +92,6 @@ class _Insertion:
         )  # fmt: skip
 
     def add_task(self, number: int, new: New) -> None:
-        """Add the dependencies of a new task."""
         beside = new.behind if new.behind is not None else new.ahead
         for other in (*new.after, *new.before, *(() if beside is None else (beside,))):
             if not 0 <= other < len(self.tasks):
@@ -153,7 +131,7 @@ class _Insertion:
         self.dependencies[position] = d
 
     def _splice_into_lane(self, beside: int, new: int, behind: bool) -> None:
-        """Insert a task between two of a lane; lags of threads, the host's code, stay after the later call."""
+        """Insert a task between two neighbours of a lane; host code stays after the later call."""
         on_stream = self.tasks[new].lane.kind == "stream"
         because: DependencyKind = "stream" if on_stream else "thread"
         gap = self.graph.gap_us if on_stream else 0.0
@@ -181,7 +159,7 @@ class _Insertion:
         return d.kind in _LANE_ORDER and d.of_end
 
     def _take_over_successors(self, removed: int, new: int) -> None:
-        """Move the successors of a removed task to the task that replaces it."""
+        """Move the successors of a removed task to its replacement."""
         for position in list(self.of_source[removed]):
             d = self.dependencies[position]
             if d.of_end:
@@ -193,7 +171,6 @@ class _Insertion:
                 self._replace_dependency(position, replace(self.dependencies[position], lag_us=self.graph.gap_us))
 
     def _insert_launch(self, beside: int, new: int, behind: bool) -> None:
-        """Insert the call that launches a task, next to the one that launched its neighbour."""
         found = (self.dependencies[p] for p in self.of_target[beside])
         call = next((d.source for d in found if d.kind == "launch"), None)
         if call is None:

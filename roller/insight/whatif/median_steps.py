@@ -1,7 +1,4 @@
-"""Sets every task, and the host gap after it, to its median over all steps of a profile.
-
-A single step has disturbances; changes are predicted for the median of the steps.
-"""
+"""Median durations over the steps of a profile, which suppress disturbances of single steps."""
 
 from __future__ import annotations
 
@@ -11,16 +8,13 @@ from statistics import median
 
 from roller.insight.step.graph import Lane, StepGraph
 
-#: Least number of steps for a median.
+#: Fewest steps for which medians are taken.
 LEAST_STEPS = 3
 
 
 def use_median_durations(graph: StepGraph) -> StepGraph:
-    """Return a graph whose tasks take their median over all steps; a graph of fewer than three steps is unchanged.
-
-    Tasks of two steps correspond if they have the same name and the same position among the tasks of that name on their
-    lane. Tasks that not every step has are unchanged.
-    """
+    """Set every task, and the host gap after it, to its median over all steps."""
+    # tasks correspond by lane, name, and position among the tasks with the same name
     groups: dict[tuple[Lane, str, int], list[int]] = defaultdict(list)
     seen: dict[tuple[int, Lane, str], int] = defaultdict(int)
     steps = len(graph.iterations)

@@ -1,4 +1,4 @@
-"""Effect of changes on the memory of a step: zero where no tensor changes, else from a trace with the changes."""
+"""Effect of changes on the memory of a step: zero if no tensor changes, else from a trace with the changes."""
 
 from __future__ import annotations
 
@@ -13,34 +13,26 @@ from roller.insight.trace.options import FixedOptionError
 from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.what_if import WhatIf
 
-#: Reason where the effect on memory is not modelled.
+#: Reason if the effect on memory is not modelled.
 NOT_MODELLED = "not modelled"
 #: Returns the memory of a step with a change.
 MemoryOf = Callable[[MemoryChange], Memory]
 
 
 class MemoryEffect(NamedTuple):
-    """Change of the memory of the process at its peak.
+    """Change of the peak memory of the process."""
 
-    Parameters
-    ----------
-    delta_bytes
-        After the change, minus before it; ``None`` where it is not known.
-    reason
-        Why it is not known; ``""`` where it is.
-    """
-
-    delta_bytes: int | None
-    reason: str = ""
+    delta_bytes: int | None  # memory after minus before the change; ``None`` if unknown
+    reason: str = ""  # why ``delta_bytes`` is unknown; ``""`` if it is known
 
     @property
     def in_short(self) -> str:
-        """Short text in place of an unknown number: ``"not modelled"``, or whether the step fits; else ``""``."""
+        """Short text for an unknown change: ``"not modelled"``, or whether the step fits; else ``""``."""
         return NOT_MODELLED if self.reason.startswith(NOT_MODELLED) else self.reason.partition(",")[0]
 
     @property
     def says_more(self) -> bool:
-        """Whether ``reason`` says more than that the effect is not modelled."""
+        """Whether ``reason`` contains more than that the effect is not modelled."""
         return self.reason not in ("", NOT_MODELLED)
 
 
@@ -49,7 +41,7 @@ UNKNOWN = MemoryEffect(None, NOT_MODELLED)
 
 
 def memory_effect(graph: StepGraph, changes: Sequence[WhatIf], memory_of: MemoryOf | None) -> MemoryEffect:
-    """Return what changes do to the memory of a step."""
+    """Return the effect of changes on the memory of a step."""
     whole = MemoryChange()
     for change in changes:
         part = MemoryChange() if change.in_place(graph) else change.memory_change()

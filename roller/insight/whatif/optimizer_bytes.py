@@ -7,26 +7,26 @@ from collections.abc import Mapping
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.select import parameter_bytes
 
-#: Tensors as large as the parameters that one pass reads and writes: p is the parameter, g its gradient; Adam has m and
-#: v beside them, momentum a buffer.
+#: Tensors of the parameters' size that a fused update reads and writes: the parameter, its gradient (read only), and
+#: the state, which is m and v for Adam and one buffer for momentum.
 KINDS: Mapping[str, tuple[int, int]] = {"adam": (4, 3), "adamw": (4, 3), "momentum": (3, 2), "sgd": (2, 1)}
-#: Kernels of an update that is not fused, for a parameter or a group of them, and the tensors they read and write.
+#: Kernels of an unfused update per parameter or group of parameters, and the tensors that they read and write.
 UNFUSED: Mapping[str, tuple[int, int]] = {"adam": (9, 18), "adamw": (10, 20), "momentum": (3, 8), "sgd": (1, 3)}
 
 
 def fused_update_bytes(graph: StepGraph, optimizer: str) -> tuple[float, float]:
-    """Return the bytes that a fused update reads and writes in a step."""
+    """Return the bytes that a fused update reads and writes per step."""
     size = parameter_bytes(graph)
     read, written = KINDS[optimizer]
     return read * size, written * size
 
 
-#: Optimizers by their class in PyTorch. Whether SGD has momentum is not in its name.
+#: Class in PyTorch -> possible optimizers; the name of SGD does not show whether it has momentum.
 _CLASSES: Mapping[str, tuple[str, ...]] = {"sgd": ("sgd", "momentum"), "adam": ("adam",), "adamw": ("adamw", "adam")}
 
 
 def possible_optimizers(graph: StepGraph) -> tuple[str, ...]:
-    """Return the possible optimizers of a profile, the likeliest first; none if it marks no or several optimizers.
+    """Return the possible optimizers of a profile, the likeliest first; none unless it has exactly one.
 
     Examples
     --------

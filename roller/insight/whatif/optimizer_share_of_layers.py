@@ -1,4 +1,4 @@
-"""The share of some layers in the optimizer's update."""
+"""The share of given layers in the optimizer's update."""
 
 from __future__ import annotations
 
@@ -17,22 +17,18 @@ from roller.insight.whatif.select import (
 
 
 def scale_update_of_layers(graph: StepGraph, layers: str | Sequence[str], factor: float) -> StepGraph:
-    """Return a graph whose update has ``factor`` times as many parameters of some layers.
-
-    The update's time is proportional to the bytes of parameters. If it has kernels for every parameter, those of
-    removed parameters are removed with their launches. A graph without gradients is returned unchanged.
-    """
+    """Scale the update as if the layers had ``factor`` times as many parameters; needs gradients."""
     if not graph.gradients:
         return graph
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     whole, part = parameter_bytes(graph), parameter_bytes(graph, patterns)
-    share = 1.0 + (factor - 1.0) * part / whole if whole else 1.0
+    share = 1.0 + (factor - 1.0) * part / whole if whole else 1.0  # the update's time is proportional to bytes
     first = graph.gradients[0].iteration
     own = [g for g in graph.gradients if g.iteration == first]
     gone = sum(in_layers(g.module, patterns) for g in own) / len(own)
     removed: list[int] = []
     for tasks in tasks_by_step(graph, compute_tasks(graph, "optimizer")).values():
-        if factor == 0.0 and len(tasks) >= len(own):
+        if factor == 0.0 and len(tasks) >= len(own):  # the update has kernels for every parameter
             removed += pick_evenly(tasks, round(gone * len(tasks)))
     kept = compute_tasks(graph, "optimizer") - set(removed)
     before, left = total_duration_us(graph, compute_tasks(graph, "optimizer")), total_duration_us(graph, kept)

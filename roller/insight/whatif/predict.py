@@ -1,4 +1,4 @@
-"""Predicts the effect of a change of a step: the graph is changed, simulated, and compared with the unchanged one."""
+"""Predicted effects of changes: the graph of a step is changed, simulated and compared with the unchanged one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from roller.insight.whatif.median_steps import use_median_durations
 from roller.insight.whatif.primitives import without_overhead
 from roller.insight.whatif.unroll_steps import unroll_steps
 
-#: Error of the logarithm of a time by its provenance, if the device's model gives none. Assumed.
+#: Assumed error of the logarithm of a time by its provenance, unless the device's model has one.
 ERRORS: Mapping[Provenance, float] = {"measured": 0.0, "predicted": 0.15, "calibrated": 0.15, "assumed": 0.3}
-#: Gain below which a change is negligible: profiles of the same step differ by as much.
+#: Gain below which a change is negligible, because profiles of the same step differ by as much.
 HARDLY = 0.02
 _LEAST_SURE: tuple[Provenance, ...] = ("assumed", "calibrated", "predicted")
 _ALWAYS = (
@@ -34,7 +34,7 @@ _OVERHEAD = "What recording took is not known and was left in: calls of the host
 
 
 class GraphTransform(Protocol):
-    """A what-if: any function from a graph to a changed graph, whose name describes the change."""
+    """A what-if: any function from a graph to a changed graph whose name describes the change."""
 
     def __call__(self, graph: StepGraph, /) -> StepGraph:
         """Return the changed graph."""
@@ -43,30 +43,22 @@ class GraphTransform(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """A predicted step, compared with that of the profile. All times of ``after`` are predicted.
+    """A predicted step and the unchanged one. Times of the changed step are predicted.
 
     Parameters
     ----------
-    name
-        Name of the profile, and of the changes.
     baseline_us, iteration_us
-        Time of a steady step of the unchanged, and of the changed graph.
+        Time of a steady step of the unchanged graph, and of the changed graph.
     lower_us, upper_us
-        One expected error of all new and changed times below and above, if all have the same sign.
+        Time of the changed step if all new and changed times are one expected error lower, or higher.
     before, after
-        Overlap of CPU and device.
-    phases_before, phases_after
-        Breakdowns by phase.
+        Overlap of CPU and device, before and after the change.
     spread
-        Difference of the longest and the shortest step of the profile, relative to the median; 0 for a single step.
-    unexplained_share
-        Share of the profile's time in unexplained waits.
+        Range of the profile's step times, relative to the median; 0 for a single step.
     provenance
-        Share of the predicted critical path by the provenance of its times.
-    assumptions
-        Assumptions of the changes.
+        Share of the predicted critical path by provenance.
     graphs, timelines
-        The unchanged and the changed ones.
+        Unchanged and changed graph, and their simulations.
     """
 
     name: str
@@ -87,13 +79,13 @@ class Answer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Parts of the profile that were left out, and defects of its file."""
+        """Omitted parts of the profile, and defects of its file."""
         graph = self.graphs[0]
         return (*graph.notes, *((graph.incomplete,) if graph.incomplete else ()))
 
     @property
     def in_place(self) -> tuple[str, ...]:
-        """Changes that the profile had already, with the reasons."""
+        """Changes that the profile already had, with the reasons."""
         return self.graphs[1].in_place
 
     @property
@@ -104,7 +96,7 @@ class Answer:
 
     @property
     def rests_on(self) -> Provenance:
-        """Provenance of the least certain new or changed time; that of the others if tasks were only removed."""
+        """Provenance of the least certain new or changed time; of the unchanged times if tasks were only removed."""
         before, after = (graph.tasks for graph in self.graphs)
         changed = {
             t.provenance for t in after if not t.is_removed
@@ -117,17 +109,17 @@ class Answer:
 
     @property
     def speedup(self) -> float:
-        """Ratio of the step's time before to that after."""
+        """Time of the unchanged step divided by that of the changed one."""
         return self.baseline_us / self.iteration_us if self.iteration_us else float("inf")
 
     @property
     def gain(self) -> float:
-        """Share of the step's time that is saved; negative if the step takes longer."""
+        """Share of the step's time that the change saves; negative if the step takes longer."""
         return 1.0 - self.iteration_us / self.baseline_us if self.baseline_us else 0.0
 
     @property
     def is_hardly_anything(self) -> bool:
-        """Whether the gain is smaller than the usual differences between steps."""
+        """Whether the gain is smaller than the usual difference between steps."""
         return abs(self.gain) < HARDLY
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,28 +141,28 @@ class Answer:
 def what_if(
     graph: StepGraph, *changes: GraphTransform, force: bool = False, baseline: Timeline | None = None
 ) -> Answer:
-    """Predict a steady step under changes, applied one after the other.
+    """Predict a steady step under changes that are applied in order.
 
     Parameters
     ----------
     graph
-        Graph of a profile, or of a traced step.
+        Graph of a profile or of a traced step.
     changes
-        Those of :mod:`roller.insight.whatif.whatifs`, or any function from a graph to a graph.
+        What-ifs of :mod:`roller.insight.whatif.whatifs`, or any functions from a graph to a graph.
     force
         Whether to predict even if too much of the profile is unexplained.
     baseline
-        Simulation of the graph without the overhead of recording and without module loading, if there is one already.
+        Simulation of the graph without recording overhead and module loading, to avoid simulating it again.
 
     Notes
     -----
-    Steps of a profile differ: with three steps or more, every task takes its median over them, and the ratio of the two
-    simulations is applied to the median step.
+    With three steps or more, every task takes its median over the steps, and the ratio of the two simulations is
+    applied to the median step.
 
     Raises
     ------
     RollerError
-        The profile is not explained, no change is given, or one does not apply to the profile.
+        Too much of the profile is unexplained, there is no change, or a change does not apply to the profile.
     """
     if not changes:
         raise RollerError("what_if: expected at least one change, got none. Name one, such as AMP().")
@@ -184,7 +176,7 @@ def what_if(
             f"{100 * graph.unexplained_share:.1f} %: {describe_longest_waits(graph)}. What a change would bring cannot "
             f"be said. Record another profile, or ask all the same with --force (force=True)."
         )
-    # a caller that has a baseline has checked the replay before
+    # a caller with a baseline has already checked the replay
     replayed_us = 0.0 if force or baseline is not None else simulate(graph).makespan_us
     if is_replay_off(graph, replayed_us):
         raise RollerError(
@@ -209,7 +201,7 @@ def what_if(
         raise RollerError(f"{changed.name}: expected a step of finite time, got {middle} us. Change by less.")
     if not step_us > 0.0:
         raise RollerError(f"{graph.name}: expected a profile in which something takes time, got none. Record a step.")
-    # with tasks at their medians a step is shorter than the median step, so only the ratio is used
+    # a step of median tasks is shorter than the median step, so only the ratio is used
     median_us = steady_step_us(base, before)
     scale = step_us / median_us if common is not graph and median_us else 1.0
     return Answer(
@@ -223,19 +215,17 @@ def what_if(
 
 
 def _relative_step_range(graph: StepGraph) -> float:
-    """Return the range of the profile's step times, relative to the median."""
     tasks = graph.tasks
     steps = step_times_us(graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks])
     return (max(steps) - min(steps)) / median(steps) if len(steps) > 1 and median(steps) else 0.0
 
 
 def _has_measured_host(graph: StepGraph) -> bool:
-    """Return whether the host's times are from a profile."""
     return any(t.provenance == "measured" and not t.on_device for t in graph.tasks)
 
 
 def _shift_by_error(base: StepGraph, graph: StepGraph, sign: float) -> StepGraph:
-    """Return a graph whose new and changed times are off by their expected error, all in the same direction."""
+    """Shift all new and changed times by their expected error in one direction."""
     own = graph.device.accuracy.prediction_error if graph.device is not None else None
     errors = {**ERRORS, "predicted": own or ERRORS["predicted"]}
     count = len(base.tasks)
@@ -248,7 +238,7 @@ def _shift_by_error(base: StepGraph, graph: StepGraph, sign: float) -> StepGraph
 
 
 def _provenance_shares(graph: StepGraph, timeline: Timeline) -> dict[str, float]:
-    """Return the shares of the critical path by provenance; the host's code between calls is measured."""
+    """Return the share of the critical path by provenance; host code between calls is measured."""
     shares: dict[str, float] = {}
     path: Sequence[tuple[int, float]] = critical_path(graph, timeline)
     whole = sum(took for _, took in path) or 1.0

@@ -1,6 +1,6 @@
-"""Changes of a graph that compose: select, scale, set, remove, schedule. Each returns a new, named graph.
+"""Composable changes of a graph: select, scale, set, remove, schedule. Each returns a new, named graph.
 
-Tasks are given as a set of their ids, so that selections compose as sets.
+Tasks are given as sets of ids, so selections compose as sets.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __getattr__ = getattr_for_moved_names(__name__, (__name__,))
 
 
 def select(graph: StepGraph, which: Callable[[Task], bool]) -> frozenset[int]:
-    """Return the ids of the tasks for which ``which`` is true, without removed ones."""
+    """Return the ids of the tasks for which ``which`` is true; removed tasks are skipped."""
     return frozenset(task.id for task in graph.tasks if not task.is_removed and which(task))
 
 
 def scale(graph: StepGraph, tasks: Collection[int], factor: float, provenance: Provenance = "assumed") -> StepGraph:
-    """Return a graph whose ``tasks`` take ``factor`` times as long.
+    """Return a graph in which ``tasks`` take ``factor`` times as long.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def scale(graph: StepGraph, tasks: Collection[int], factor: float, provenance: P
 
 
 def scale_each(graph: StepGraph, factors: Mapping[int, tuple[float, Provenance]]) -> StepGraph:
-    """Return a graph in which each named task takes its own factor times as long, with its own provenance."""
+    """Scale each task by its own factor, with its own provenance."""
     _check_task_ids(graph, factors)
     tasks = list(graph.tasks)
     for n, (factor, provenance) in factors.items():
@@ -57,7 +57,7 @@ def set_duration(
     duration_us: float | Callable[[Task], float],
     provenance: Provenance = "assumed",
 ) -> StepGraph:
-    """Return a graph whose ``tasks`` take a given time: a number, or the result of a function of each task."""
+    """Return a graph in which ``tasks`` take a given time: a number, or a function of the task."""
     chosen = _check_task_ids(graph, tasks)
     made = {n: float(duration_us(graph.tasks[n]) if callable(duration_us) else duration_us) for n in chosen}
     for value in made.values():
@@ -66,12 +66,12 @@ def set_duration(
 
 
 def remove(graph: StepGraph, tasks: Collection[int], *, launches: bool = True) -> StepGraph:
-    """Return a graph without ``tasks``: successors keep their order, the removed tasks' own waits are dropped.
+    """Return a graph without ``tasks``: successors keep their order; the removed tasks' own waits are dropped.
 
     Parameters
     ----------
     launches
-        Whether a call is removed too, with the host's code after it, if all tasks that it launched are removed.
+        Whether to also remove a call, with the host code after it, if all tasks that it launched are removed.
     """
     chosen = set(_check_task_ids(graph, tasks))
     if launches:
@@ -90,14 +90,14 @@ def remove(graph: StepGraph, tasks: Collection[int], *, launches: bool = True) -
 
 
 def _is_lag_removed(d: Dependency, gone: Collection[int]) -> bool:
-    """Return whether a lag is removed with tasks: the host's code after a call, a kernel's latency or gap."""
+    """Return whether removing tasks also removes a lag: host code after a call, or a kernel's latency or gap."""
     if d.kind == "thread":
         return d.source in gone
     return d.target in gone and (d.kind == "stream" or (d.kind == "launch" and d.source in gone))
 
 
 def move_launches(graph: StepGraph, calls: Mapping[int, int]) -> StepGraph:
-    """Return a graph in which the tasks of each call are launched by another: call -> the other one."""
+    """Return a graph in which the tasks that a call launches are launched by another: call -> other call."""
     _check_task_ids(graph, [*calls.keys(), *calls.values()])
     dependencies = [
         replace(d, source=calls[d.source]) if d.kind == "launch" and d.source in calls else d
@@ -107,18 +107,18 @@ def move_launches(graph: StepGraph, calls: Mapping[int, int]) -> StepGraph:
 
 
 def schedule(graph: StepGraph, policy: Callable[[Task], Any]) -> StepGraph:
-    """Return a graph with a policy: of tasks that could start on a lane at once, the smallest goes first."""
+    """Return a graph with a scheduling policy: the ready task of a lane with the smallest key runs first."""
     return replace(graph, policy=policy, name=f"{graph.name}, scheduled")
 
 
 def annotate(graph: StepGraph, name: str, *assumptions: str) -> StepGraph:
-    """Return a graph with the name of a change and its assumptions."""
+    """Return a graph with the name and the assumptions of a change."""
     said = graph.assumptions + tuple(a for a in assumptions if a not in graph.assumptions)
     return replace(graph, name=name, assumptions=said)
 
 
 def without_overhead(graph: StepGraph) -> StepGraph:
-    """Return a graph without the overhead of recording, if it is known, in calls and the host's code after them."""
+    """Return a graph without the known overhead of recording, in calls and in the host code after them."""
     took = graph.overhead_us
     if not took:
         return graph
@@ -134,7 +134,7 @@ def without_overhead(graph: StepGraph) -> StepGraph:
 
 
 def with_lags(graph: StepGraph, lag_us: Callable[[Dependency], float]) -> StepGraph:
-    """Return a graph whose lags are the results of a function of each dependency."""
+    """Return a graph in which each dependency's lag is a function of the dependency."""
     made = [replace(d, lag_us=lag_us(d)) for d in graph.dependencies]
     for d in made:
         _check_not_negative("lag_us", d.lag_us)

@@ -1,4 +1,4 @@
-"""Tasks of a traced step that checkpointing runs a second time."""
+"""Tasks of a traced step that checkpointing recomputes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from roller.insight.whatif.select import compute_tasks, in_layers
 
 
 def is_recomputed(graph: StepGraph, block: str) -> bool:
-    """Return whether a whole block is recomputed: its backward reads nothing that its first forward wrote.
-
-    The last operators of a checkpointed block may run once: PyTorch stops at the last tensor that backward reads. False
-    for a recording, which does not tell repeated operators from others.
-    """
+    """Return whether backward recomputes a whole block; false for recordings, which do not show it."""
+    # backward then reads no result of the first forward; the block's last operators may still run only once, since
+    # PyTorch stops at the last tensor that backward reads
     again, forward, backward = _operators(graph, block)
     written = {tensor.storage for operator in forward for tensor in operator.outputs}
     return bool(again) and written.isdisjoint(tensor.storage for operator in backward for tensor in operator.inputs)
 
 
 def without_repeated(graph: StepGraph, block: str, tasks: Sequence[int]) -> tuple[int, ...]:
-    """Return those tasks of a block's forward that its backward does not repeat already, in their order."""
+    """Return those tasks of a block's forward that backward does not yet recompute, in order."""
     repeated = Counter(
         _key(graph.tasks[n]) for n in compute_tasks(graph, layers=block) if n in graph.operators
         and graph.operators[n].recomputed
@@ -42,7 +40,6 @@ def _key(task: Task) -> tuple[object, ...]:
 
 
 def _operators(graph: StepGraph, block: str) -> tuple[list[Operator], list[Operator], list[Operator]]:
-    """Return the operators of a block that are recomputed, and the others of forward and of backward."""
     again, forward, backward = list[Operator](), list[Operator](), list[Operator]()
     for operator in graph.operators.values():
         if in_layers(operator.module, (block,)):

@@ -1,4 +1,4 @@
-"""Repeats tasks of a graph."""
+"""Repetition of tasks in a graph."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from roller.insight.whatif.insertion import New, insert
 def repeat_tasks(
     graph: StepGraph, tasks: Sequence[int], *, behind: int | None = None, ahead: int | None = None, times: int = 1
 ) -> StepGraph:
-    """Return a graph in which ``tasks`` run again, in their order, after or before a task, each with its launch.
-
-    A copy has the duration and provenance of its original, and a launch if the original has one.
-    """
+    """Run ``tasks`` again, in order, after or before a task; copies keep duration, provenance and launches."""
     if (behind is None) == (ahead is None):
         raise RollerError("repeated: expected one of behind= and ahead=, got both or neither. Name one.")
     launched = {d.target for d in graph.dependencies if d.kind == "launch"}

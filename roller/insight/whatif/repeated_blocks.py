@@ -1,4 +1,4 @@
-"""Repeated blocks of a model, found from the module paths of a step's tasks."""
+"""Repeated blocks of a model, found in the module paths of a step's tasks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from roller.insight.whatif.select import compute_tasks
 
 
 def repeated_blocks(graph: StepGraph) -> tuple[str, ...]:
-    """Return the outermost blocks that repeat in forward and backward: two or more numbered layers with inner ones.
-
-    They are in the order of the model's lists. ``--checkpoint yes`` chooses the same blocks if all layers of a list
-    have one class, which a profile does not record.
-    """
+    """Return the outermost numbered blocks with inner layers, of lists with at least two such blocks."""
+    # ``--checkpoint yes`` takes the same blocks if all layers of a list have one class, which profiles do not contain
     forward, backward = (
         {graph.tasks[n].context.module for n in compute_tasks(graph, phase)} for phase in ("forward", "backward")
     )
@@ -25,7 +22,7 @@ def repeated_blocks(graph: StepGraph) -> tuple[str, ...]:
 
 
 def _numbered(path: str) -> Iterator[tuple[str, str]]:
-    """Yield each numbered part of a path that has parts around and inside of it, with the path around it."""
+    """Yield each inner numbered part of a module path, with the path before it."""
     parts = path.split(".")
     for at in range(1, len(parts) - 1):
         if parts[at].isdecimal():

@@ -1,4 +1,4 @@
-"""Feature maps that forward saves for backward, as far as a profile gives them."""
+"""Feature maps that forward saves for backward, as far as a profile shows them."""
 
 from __future__ import annotations
 
@@ -19,32 +19,20 @@ from roller.insight.whatif.select import (
 
 
 class SavedMap(NamedTuple):
-    """The input of a layer, which its backward reads.
-
-    Parameters
-    ----------
-    layer, size_bytes
-        Path of the layer, and bytes of the map.
-    forward
-        The layer's last task of forward.
-    following
-        The next task on its lane; ``None`` if there is none.
-    backward
-        The layer's first task of backward.
-    preceding
-        The previous task on its lane; ``None`` if there is none.
-    """
+    """The input of a layer, which the layer's backward reads."""
 
     layer: str
     size_bytes: int
+    # forward, following: last task of the layer's forward, and the next task on its lane or ``None``
     forward: int
     following: int | None
+    # backward, preceding: first task of the layer's backward, and the previous task on its lane or ``None``
     backward: int
     preceding: int | None
 
 
 def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[int, Sequence[SavedMap]]:
-    """Return the saved feature maps of each step, in the order of forward."""
+    """Return the saved feature maps of each step in the order of forward."""
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     before, behind = neighbouring_kernels(graph)
     backward = tasks_by_step(graph, compute_tasks(graph, "backward"))
@@ -72,6 +60,6 @@ def _first_input_bytes(task: Task) -> int:
     """Return the bytes of the first input of a task's operator, the activation of the layer."""
     shapes, dtypes = task.context.shapes[:1], task.context.dtypes[:1]
     if not shapes or not dtypes or not shapes[0] or not all(isinstance(n, int) for n in shapes[0]):
-        return 0  # nothing, or a list of tensors
+        return 0  # the first input is missing or a list of tensors
     elements: int = math.prod(shapes[0])
     return elements * element_bytes(dtypes[0])

@@ -24,25 +24,15 @@ _RENAMED = {"free": "zero-time"}
 
 @dataclass(frozen=True)
 class Scenarios:
-    """The scenarios of a file.
+    """Scenarios of a file."""
 
-    Parameters
-    ----------
-    changes
-        Name of a scenario -> what-ifs, applied one after the other.
-    device
-        Device of the profile; ``None`` if the file does not name it.
-    measured_us
-        Microseconds of kernels that were measured, by name.
-    """
-
-    changes: Mapping[str, tuple[WhatIf, ...]]
-    device: str | None = None
-    measured_us: Mapping[str, float] = field(default_factory=dict)
+    changes: Mapping[str, tuple[WhatIf, ...]]  # name of a scenario -> what-ifs, applied in order
+    device: str | None = None  # device of the profile; ``None`` if the file does not name one
+    measured_us: Mapping[str, float] = field(default_factory=dict)  # kernel name -> measured microseconds
 
 
 def read_scenarios(path: str | Path) -> Scenarios:
-    """Read a YAML file: ``changes``, a list, or ``scenarios``, lists by name; ``device`` and ``measured_us``.
+    """Read a YAML file with ``changes``, a list, or ``scenarios``, lists by name; ``device`` and ``measured_us``.
 
     Examples
     --------
@@ -100,7 +90,7 @@ def parse_what_ifs(rows: Any, where: str) -> tuple[WhatIf, ...]:
 
 
 def parse_what_if(name: str, parameters: Any, where: str) -> WhatIf:
-    """Return a what-if by its name in scenarios, with the parameters of YAML."""
+    """Return the what-if of a scenario name, with parameters from YAML."""
     if name in _RENAMED:
         warnings.warn(f"{where}: {name} is now called {_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
         name = _RENAMED[name]
@@ -142,16 +132,15 @@ def parse_what_if_option(text: str) -> WhatIf:
     return parse_what_if(name, {key.strip(): _parse_yaml_value(value) for key, _, value in pairs}, text)
 
 
-#: A comma outside of lists.
+#: Comma outside of lists.
 _COMMA = re.compile(r",(?![^\[]*\])")
 
 
 def _parse_yaml_value(value: str) -> Any:
-    """Return a value parsed as YAML; a pattern that is not YAML is a text."""
     try:
         return yaml.safe_load(value)
     except (yaml.YAMLError, ValueError, RecursionError):
-        return value
+        return value  # a pattern such as *.fc
 
 
 def _is_duration(value: Any) -> bool:
@@ -159,7 +148,7 @@ def _is_duration(value: Any) -> bool:
 
 
 def _to_parameter_type(value: Any, hint: Any) -> Any:
-    """Return a YAML value in a parameter's type: names of layers as texts; 25e9, a text in YAML, as a number."""
+    """Convert a YAML value to a parameter's type: layer names to text, and 25e9, a text in YAML, to a number."""
     plain = plain_types(hint)
     if isinstance(value, list):
         return tuple(_to_parameter_type(v, hint) for v in value)

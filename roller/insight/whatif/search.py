@@ -1,4 +1,4 @@
-"""Searches the changes that help a profile most: each one with default parameters, and pairs of the best."""
+"""Search for the changes that help a profile most: each with default parameters, and pairs of the best."""
 
 from __future__ import annotations
 
@@ -29,38 +29,26 @@ from roller.insight.whatif.whatifs import (
     ZeroTime,
 )
 
-#: Number of the best changes that are tried in pairs, and most predictions of a search.
+#: Number of best changes tried in pairs, and most predictions of a search.
 PAIRED, MOST_ASKED = 4, 19
 
 
 @dataclass(frozen=True)
 class Found:
-    """The prediction of a change, or why there is none.
-
-    Parameters
-    ----------
-    changes
-        The what-ifs.
-    answer
-        The prediction; ``None`` if the change does not apply to the profile.
-    reason
-        Why there is no prediction.
-    is_bound
-        Whether the change cannot be built, and only bounds the gain.
-    """
+    """The prediction of changes, or the reason why there is none."""
 
     changes: tuple[WhatIf, ...]
-    answer: Answer | None
+    answer: Answer | None  # the prediction; ``None`` if the changes do not apply to the profile
     reason: str = ""
-    is_bound: bool = False
+    is_bound: bool = False  # whether the changes cannot be built and only bound the gain
 
     @property
     def name(self) -> str:
-        """The changes, by name."""
+        """Names of the changes."""
         return " + ".join(map(str, self.changes))
 
     def memory_effect(self, graph: StepGraph, memory_of: MemoryOf | None) -> MemoryEffect:
-        """Return the effect of the changes on the step's memory (see :func:`memory_effect`); 0 if nothing changes."""
+        """Return the effect of the changes on the step's memory; 0 if the graph does not change."""
         if self.answer is not None and not self.answer.is_changed:
             return MemoryEffect(0)
         return memory_effect(graph, self.changes, memory_of)
@@ -69,21 +57,19 @@ class Found:
 def search(
     graph: StepGraph, *, force: bool = False, seen: Callable[[Found], None] = lambda found: None
 ) -> tuple[Found, ...]:
-    """Return the predictions of all changes, the largest gain first.
+    """Predict all applicable changes and pairs of the best, the largest gain first.
 
     Parameters
     ----------
-    graph
-        Graph of a profile.
     force
-        As for :func:`~roller.insight.whatif.predict.what_if`.
+        As in :func:`~roller.insight.whatif.predict.what_if`.
     seen
         Called with each prediction as soon as it is known.
 
     Raises
     ------
     RollerError
-        The profile is not explained.
+        Too much of the profile is unexplained.
     """
     baseline = simulate(without_module_loading(without_overhead(graph)))
     found: list[Found] = []
@@ -97,12 +83,12 @@ def search(
         seen(one)
 
     if not force:
-        what_if(graph, _unchanged)  # raises an error for a profile that is not explained
+        what_if(graph, _unchanged)  # raises for an unexplained profile
     for change in _applicable_changes(graph):
         try_changes((change,), isinstance(change, ZeroTime))
     good = [x for x in _sort_by_gain(found) if not x.is_bound and x.answer and not x.answer.is_hardly_anything]
     good = [x for x in good if x.answer and x.answer.gain > 0]
-    # in the order in which they were tried: a pair has the same name whichever of its changes gains more
+    # sorted by trial order, so that a pair's name does not depend on which change gains more
     for one, other in combinations(sorted(good[:PAIRED], key=found.index), 2):
         if type(one.changes[0]) is not type(other.changes[0]):
             try_changes(one.changes + other.changes, False)
@@ -111,7 +97,6 @@ def search(
 
 
 def _helps_as_pair(found: Found, alone: Mapping[str, float]) -> bool:
-    """Return whether a pair helps more than each of its changes alone; true for a single change."""
     if len(found.changes) == 1 or found.answer is None:
         return True
     return found.answer.gain > max(alone[str(c)] for c in found.changes) + HARDLY
@@ -122,7 +107,6 @@ def _unchanged(graph: StepGraph) -> StepGraph:
 
 
 def _applicable_changes(graph: StepGraph) -> Iterator[WhatIf]:
-    """Yield the changes that apply to a profile's tasks."""
     kinds = {t.kind for t in graph.tasks}
     phases = {t.context.phase for t in graph.tasks}
     if "data" in kinds:
@@ -134,7 +118,7 @@ def _applicable_changes(graph: StepGraph) -> Iterator[WhatIf]:
         if blocks := repeated_blocks(graph):
             yield Recompute(blocks)
     if "optimizer" in phases:
-        # of the possible optimizers, the one that moves most bytes is assumed
+        # assume the possible optimizer that moves the most bytes
         likely = max(possible_optimizers(graph) or KINDS, key=lambda kind: sum(KINDS[kind]))
         yield FusedOptimizer(likely, "model" if graph.gradients else "factor")
         yield ForeachOptimizer()

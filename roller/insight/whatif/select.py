@@ -1,4 +1,4 @@
-"""Selects tasks of a graph by kind, phase, layer and step; selections compose as sets."""
+"""Selection of a graph's tasks by kind, phase, layer and step; selections compose as sets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from roller.insight.step.graph import NETWORK_KINDS, StepGraph, Task
 from roller.insight.trace.trace import Phase
 from roller.insight.whatif.primitives import select
 
-#: Kinds of tasks that compute: on a device, and on threads in a profile without a device.
+#: Kinds of compute tasks: on a device, and on threads in a profile without a device.
 _COMPUTES, _THREADS = frozenset({"kernel"}), frozenset({"cpu"})
 
 
 def compute_tasks(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] = ()) -> frozenset[int]:
-    """Return the tasks that compute: kernels, or the operators of threads if there is no device."""
+    """Return the compute tasks: kernels, or the operators of threads if there is no device."""
     kinds = _COMPUTES if graph.has_device else _THREADS
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     return select(
@@ -35,12 +35,12 @@ def copy_tasks(graph: StepGraph) -> frozenset[int]:
 
 
 def network_tasks(graph: StepGraph) -> tuple[int, ...]:
-    """Return the tasks of a network, in order."""
+    """Return the tasks of a network, by start time."""
     return sort_by_start(graph, select(graph, lambda t: t.kind in NETWORK_KINDS))
 
 
 def in_layers(layer: str, patterns: Sequence[str]) -> bool:
-    """Return whether a layer, or one that contains it, matches one of the patterns; true if there are none.
+    """Return whether a layer, or one that contains it, matches a pattern; true without patterns.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def _matches_pattern(layer: str, patterns: tuple[str, ...]) -> bool:
 
 
 def compute_tasks_in_layers(graph: StepGraph, patterns: str | Sequence[str]) -> frozenset[int]:
-    """Return the tasks that compute in the layers of some patterns."""
+    """Return the compute tasks in the layers that match a pattern; raise if there are none."""
     found = compute_tasks(graph, layers=patterns)
     if not found:
         known = sorted({t.context.module for t in graph.tasks if t.context.module})
@@ -73,12 +73,12 @@ def sort_by_start(graph: StepGraph, tasks: Iterable[int]) -> tuple[int, ...]:
 
 
 def start_key(graph: StepGraph, task: int) -> tuple[float, int]:
-    """Return the key that sorts tasks by their measured start."""
+    """Return the sort key of a task: its measured start, then its id."""
     return graph.tasks[task].measured_start_us, task
 
 
 def tasks_by_step(graph: StepGraph, tasks: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
-    """Group tasks by their step, in the order in which they ran; tasks outside of all steps are left out."""
+    """Group tasks by step, in the order in which they ran; tasks outside of all steps are omitted."""
     found: dict[int, list[int]] = defaultdict(list)
     for n in sort_by_start(graph, tasks):
         if graph.tasks[n].context.iteration >= 0:
@@ -87,7 +87,7 @@ def tasks_by_step(graph: StepGraph, tasks: Iterable[int]) -> Mapping[int, tuple[
 
 
 def tasks_by_layer(graph: StepGraph, tasks: Iterable[int]) -> Mapping[str, tuple[int, ...]]:
-    """Group tasks by their layer, in the order in which the layers began."""
+    """Group tasks by layer, in the order in which the layers began."""
     found: dict[str, list[int]] = defaultdict(list)
     for n in sort_by_start(graph, tasks):
         found[graph.tasks[n].context.module].append(n)
@@ -107,7 +107,7 @@ def neighbouring_kernels(graph: StepGraph) -> tuple[Mapping[int, Task], Mapping[
 
 
 def parameter_bytes(graph: StepGraph, layers: str | Sequence[str] = ()) -> float:
-    """Return the bytes of the gradients of one step, of the given layers or of all."""
+    """Return the gradient bytes of one step, of the given layers or of all."""
     if not graph.gradients and graph.operators:
         raise RollerError(
             f"{graph.name}: gradients: expected a step that leaves those of the model's parameters, got one whose "
@@ -134,13 +134,13 @@ def total_size_bytes(graph: StepGraph, tasks: Collection[int]) -> float:
 
 
 def shortest_kernel_us(graph: StepGraph) -> float:
-    """Return the time of the smallest kernels: the 5th percentile of the profile's kernels."""
+    """Return the time of the shortest kernels, the 5th percentile of the profile's kernels."""
     durations = sorted(graph.tasks[n].duration_us for n in compute_tasks(graph))
     return durations[len(durations) // 20] if durations else 0.0
 
 
 def pick_evenly(tasks: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return ``count`` of some tasks, evenly spaced.
+    """Return ``count`` evenly spaced tasks.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Times of changed and new tasks: measured by the user, by the device's model, or by similar tasks of the profile.
+"""Times of changed and new tasks, each with its provenance."""
 
-The sources are tried in this order, and each time has its provenance.
-"""
+# Sources in this order: measured by the user, predicted by the device's model, calibrated by similar tasks of the
+# profile.
 
 from __future__ import annotations
 
@@ -23,42 +23,36 @@ from roller.insight.step.profile_dtypes import dtype_from_profile_name, element_
 from roller.insight.trace.trace import Operator, TensorRecord
 from roller.insight.whatif.select import compute_tasks
 
-#: Resource that bounds a task.
+#: Resource that limits a task.
 Bound = Literal["compute", "memory"]
-#: Names of product kernels, used if there is neither a price nor shapes, since names change between releases.
+#: Names of matrix-product kernels. They change between releases, so prices and shapes take precedence.
 _PRODUCTS = re.compile(
     r"gemm|conv|wgrad|dgrad|xmma|cutlass|winograd|attention|flash|fmha|mma_|linear|matmul|b?addb?mm|::b?mm\b|[BM]mBackward",
     re.I,
 )
 _SHORT = frozenset({"float16", "bfloat16"})
-#: Names of 16-bit kernels: of cuBLAS, CUTLASS and PyTorch; of hipBLASLt, whose B and H stand for types.
+#: Names of 16-bit kernels of cuBLAS, CUTLASS, PyTorch and hipBLASLt; in hipBLASLt B and H are types.
 _SHORT_NAMES = re.compile(r"bf16|bfloat16|fp16|f16|half|hgemm|h884|h1688|Cijk_\w*?_[BH][BHS][A-Z]*_", re.I)
-#: Least bytes of a task from which the bandwidth is calibrated: smaller ones are bound by latency.
+#: Fewest bytes of a task that calibrates the bandwidth; latency limits smaller ones.
 _TWIN_BYTES = 1 << 20
 
 
 class Priced(NamedTuple):
-    """A number, microseconds or a factor, and its provenance."""
+    """A value, in microseconds or as a factor, and its provenance."""
 
     value: float
     provenance: Provenance
 
 
 class TaskPrices:
-    """Prices for one graph.
-
-    Parameters
-    ----------
-    graph
-        Graph whose ``device`` prices new kernels, and whose tasks calibrate the bandwidth.
-    """
+    """Prices for one graph: its ``device`` prices new kernels, and its tasks calibrate the bandwidth."""
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
         self._pricers: dict[str, Pricer] = {}
 
     def price_stream(self, name: str, read_bytes: float, written_bytes: float, launches: int = 1) -> Priced:
-        """Return the time of memory-bound kernels by their bytes."""
+        """Return the time of memory-bound kernels from their bytes."""
         if name in self.graph.measured_kernels_us:
             return Priced(self.graph.measured_kernels_us[name], "measured")
         if self.graph.device is not None:
@@ -73,18 +67,16 @@ class TaskPrices:
 
     @cached_property
     def calibrated_bytes_per_us(self) -> float:
-        """Bytes per microsecond of the profile's memsets and of its kernels other than products; 0 without any.
-
-        The median of the fastest quarter of them: others move more bytes than those of their inputs.
-        """
+        """Bytes per microsecond of memsets and of kernels other than products; 0 without any."""
         rates = [t.size_bytes / t.duration_us for t in self.graph.tasks
                  if t.kind == "set" and t.size_bytes >= _TWIN_BYTES and t.duration_us]  # fmt: skip
-        own = compute_tasks(self.graph)  # kernels, or on a processor the operators that compute: no call that launches
+        own = compute_tasks(self.graph)  # kernels or, on a CPU, operators; no launch calls
         found = [r for t in self.graph.tasks if t.id in own and (r := _bytes_per_us(t))]
+        # the fastest quarter: the others move more bytes than those of their inputs
         return median(sorted(found + rates)[-max(1, len(found + rates) // 4) :]) if found + rates else 0.0
 
     def bound_by(self, task: Task) -> Bound:
-        """Return the resource that bounds a task: by its price, its shapes, or its name."""
+        """Return the resource that limits a task, from its price, its shapes or its name."""
         if task.resource:
             return "compute" if task.resource == "compute" else "memory"
         operator, own = self.operator_of_task(task), self.graph.device
@@ -95,17 +87,14 @@ class TaskPrices:
         )
 
     def operator_of_task(self, task: Task) -> Operator | None:
-        """Return the operator of a task: as traced, or a product by the profile's shapes."""
+        """Return the operator of a task: the traced one, or a matrix product from the profile's shapes."""
         return self.graph.operators.get(task.id) or matrix_product_of_task(task)
 
     def time_ratio(self, task: Task, device: DeviceSpec | None = None, dtype: str | None = None) -> Priced | None:
-        """Return the ratio of a task's predicted time on another device, or in another dtype, to that of its own.
-
-        ``None`` if the profile's device or the task's operator is unknown.
-        """
+        """Return the time ratio of a task on another device or in another dtype to its own; ``None`` if unknown."""
         operator, own = self.operator_of_task(task), self.graph.device
         if own is None or operator is None or not all(x.traits.blocks for x in (own, device or own)):
-            return None  # on a processor the price of an operator depends on the step around it
+            return None  # on a CPU the price of an operator depends on the step around it
         changed = operator if dtype is None else cast_operator(operator, dtype)
         before = self._price_operator(operator, own)
         after = self._price_operator(changed, device or own)
@@ -131,14 +120,14 @@ def cast_operator(operator: Operator, dtype: str) -> Operator:
     return replace(operator, inputs=cast_records(operator.inputs), outputs=cast_records(operator.outputs))
 
 
-#: Product operators of profiles, and the positions of their factors.
+#: Matrix-product operators of profiles -> positions of their factors.
 _FACTORS: Mapping[str, tuple[int, int]] = {
     "aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)
 }  # fmt: skip
 
 
 def matrix_product_of_task(task: Task) -> Operator | None:
-    """Return the matrix product of a task of a profile; ``None`` if it is another operator, or has no shapes.
+    """Return the matrix product of a profile's task; ``None`` for other operators or without shapes.
 
     Examples
     --------
@@ -167,13 +156,13 @@ def _contiguous_record(shape: tuple[int, ...], dtype: str, storage: int) -> Tens
 
 
 def uses_float32(task: Task) -> bool:
-    """Return whether a task has float32 inputs; true if the profile gives no dtypes."""
+    """Return whether a task has float32 inputs; true if the profile has no dtypes."""
     known = {dtype_from_profile_name(d) for d in task.context.dtypes if d}
     return not known or "float32" in known
 
 
 def uses_16_bit_floats(task: Task) -> bool:
-    """Return whether a task computes on 16-bit floats: by its operator's dtypes, or without them by its kernel's name.
+    """Return whether a task computes on 16-bit floats, by its operator's dtypes or else its kernel's name.
 
     Examples
     --------
@@ -187,7 +176,7 @@ def uses_16_bit_floats(task: Task) -> bool:
 
 
 def operator_input_bytes(task: Task) -> float:
-    """Return the bytes of the inputs of a task's operator, of those whose shapes are known."""
+    """Return the bytes of the operator inputs whose shapes are known."""
     return _bytes_of_shapes(task, task.context.shapes)
 
 
@@ -200,10 +189,10 @@ def _bytes_of_shapes(task: Task, shapes: Sequence[Any]) -> float:
 
 
 def _bytes_per_us(task: Task) -> float:
-    """Return bytes per microsecond of a kernel that reads its operator's inputs and writes as much as the first one."""
+    """Return the bandwidth of a kernel that reads its operator's inputs and writes as much as the first one."""
     if matrix_product_of_task(task) is not None or _PRODUCTS.search(f"{task.name} {task.context.operator}"):
         return 0.0
     read = operator_input_bytes(task)
-    # an in-place operator writes its first input; the result of another one is as large as its first input
+    # the result is assumed to be as large as the first input
     moved = read + _bytes_of_shapes(task, task.context.shapes[:1])
     return moved / task.duration_us if read >= _TWIN_BYTES and task.duration_us else 0.0

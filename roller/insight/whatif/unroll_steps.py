@@ -1,4 +1,4 @@
-"""Repeats the steps of a graph, for changes that cross the border of steps."""
+"""Repetition of a graph's steps, for changes that span steps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from roller.insight.trace.gradient_buckets import Gradient
 
 
 def unroll_steps(graph: StepGraph, times: int) -> StepGraph:
-    """Return a graph of at least ``times`` steps; a graph that has as many is returned unchanged.
-
-    Every lane begins the next copy after its last task; other dependencies stay within a copy.
+    """Repeat a graph to at least ``times`` steps; each lane continues after its last task.
 
     Examples
     --------
@@ -57,7 +55,6 @@ def unroll_steps(graph: StepGraph, times: int) -> StepGraph:
 
 
 def _first_and_last_tasks(graph: StepGraph) -> tuple[dict[Lane, int], dict[Lane, int]]:
-    """Return the first and the last task of every thread and stream."""
     firsts: dict[Lane, int] = {}
     lasts: dict[Lane, int] = {}
     for t in sorted(graph.tasks, key=lambda t: (t.measured_start_us, t.id)):

@@ -1,4 +1,4 @@
-"""The base class of what-ifs: it checks parameters, names the change, and lists its assumptions."""
+"""The base class of what-ifs, which checks parameters, names the change and lists its assumptions."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.primitives import annotate
 
-#: Origin of factors: the device's model if shapes are known, or the published numbers.
+#: Origin of factors: the device's model if shapes are known, or published values.
 Pricing = Literal["model", "factor"]
 
 
 def allowed_values(*choices: str) -> Mapping[str, Any]:
-    """Return the metadata of a field that is one of some words."""
+    """Return the metadata of a field with a fixed set of values."""
     return {"choices": choices}
 
 
 def minimum_value(number: float) -> Mapping[str, Any]:
-    """Return the metadata of a field with a minimum; without it, a number must be above 0."""
+    """Return the metadata of a field with a minimum; without it, numbers must be above 0."""
     return {"least": number}
 
 
@@ -35,7 +35,7 @@ def _is_number(value: Any) -> bool:
 
 #: Upper bound of whole numbers.
 _MOST = 10**12
-#: Annotation -> check of a value, and its name in words.
+#: Annotation -> check of a value, and its name in messages.
 _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     float: (_is_number, "a number"), int: (lambda v: _is_number(v) and isinstance(v, int), "a whole number"),
     bool: (lambda v: isinstance(v, bool), "yes or no"), str: (lambda v: isinstance(v, str), "a text"),
@@ -45,7 +45,7 @@ _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 
 @cache
 def type_hints_of(kind: type) -> Mapping[str, Any]:
-    """Return the annotations of a what-if; none if those of a user's own cannot be resolved."""
+    """Return the annotations of a what-if; none if those of a custom what-if cannot be resolved."""
     try:
         return get_type_hints(kind)
     except NameError:
@@ -53,14 +53,13 @@ def type_hints_of(kind: type) -> Mapping[str, Any]:
 
 
 def plain_types(hint: Any) -> frozenset[Any]:
-    """Return the plain types of an annotation."""
+    """Return the plain types in an annotation."""
     if hint in _PLAIN:
         return frozenset({hint})
     return frozenset().union(*(plain_types(one) for one in get_args(hint)))
 
 
 def _matches_type(value: Any, hint: Any) -> bool:
-    """Return whether a value matches an annotation of the kinds that what-ifs use."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint in _PLAIN:
         return _PLAIN[hint][0](value)
@@ -76,7 +75,6 @@ def _matches_type(value: Any, hint: Any) -> bool:
 
 
 def _type_in_words(hint: Any) -> str:
-    """Return the name of an annotation in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint in _PLAIN:
         return _PLAIN[hint][1]
@@ -97,21 +95,20 @@ def _flatten_values(value: Any) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class WhatIf(ABC):
-    """A change of a graph. Its fields are its parameters, and numbers among them are above 0.
+    """A change of a graph whose fields are its parameters; numbers must be above 0.
 
     A custom what-if is a frozen dataclass with a method ``change``, or any function of a graph.
     """
 
     #: Assumptions that an answer lists.
     assumptions: ClassVar[tuple[str, ...]] = ()
-    #: Whether it changes each task by itself, so that it applies to the joint graph of several ranks.
+    #: Whether the change treats each task alone, and so applies to the joint graph of several ranks.
     of_several_ranks: ClassVar[bool] = False
-    #: Pairs of a parameter and the field of :class:`MemoryChange` that it sets, for a trace with the memory of the
-    #: change; empty where all tensors on the device stay as they are, ``None`` where memory is not modelled.
+    #: Pairs of a parameter and the field of :class:`MemoryChange` that it sets. Empty if all tensors on the device stay
+    #: unchanged, ``None`` if the effect on memory is not modelled.
     traced_with: ClassVar[tuple[tuple[str, str], ...] | None] = None
 
     def __post_init__(self) -> None:
-        """Check the types and ranges of the parameters."""
         hints = type_hints_of(type(self))
         for one in fields(self):
             self._check_parameter(one.name, getattr(self, one.name), hints.get(one.name, Any), one.metadata)
@@ -133,7 +130,6 @@ class WhatIf(ABC):
                 raise RollerError(f"{where}: expected a number {said}, got {shown(number)}. Mend it.")
 
     def __str__(self) -> str:
-        """Return its name with the parameters that differ from the default."""
         own = [
             f"{one.name}={getattr(self, one.name)}" for one in fields(self)
             if one.default is MISSING or getattr(self, one.name) != one.default
@@ -141,13 +137,7 @@ class WhatIf(ABC):
         return f"{type(self).__name__}({', '.join(own)})"
 
     def __call__(self, graph: StepGraph, /) -> StepGraph:
-        """Return the changed graph, named after the change.
-
-        Raises
-        ------
-        RollerError
-            The graph is that of several ranks, but the change applies to one; or an error of the change itself.
-        """
+        """Return the changed graph, named after the change; raise ``RollerError`` if it does not apply."""
         ranks = len({t.lane.rank for t in graph.tasks})
         if ranks > 1 and not self.of_several_ranks:
             raise RollerError(
@@ -161,11 +151,11 @@ class WhatIf(ABC):
         return annotate(self.change(graph), f"{graph.name} + {self}", *self.assumptions)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if the profile has the change already; else ``""``."""
+        """Return the reason if the profile already has the change; else ``""``."""
         return ""
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the trace options for the memory of the changed step; ``None`` where it is not modelled."""
+        """Return the trace options that reproduce the memory of the change; ``None`` if it is not modelled."""
         if self.traced_with is None:
             return None
         return MemoryChange(**{option: getattr(self, own) for own, option in self.traced_with})

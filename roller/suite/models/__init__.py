@@ -1,1 +1,1 @@
-"""The models of the training benchmark in plain PyTorch, one file for each family."""
+"""The models of the training benchmark in plain PyTorch, one file per family."""

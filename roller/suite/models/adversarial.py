@@ -1,8 +1,7 @@
-"""WGAN with gradient penalty (Gulrajani et al., 2017, arXiv:1704.00028): the residual networks for images of 64 x 64.
+"""WGAN with gradient penalty (Gulrajani et al., 2017, arXiv:1704.00028): residual networks for images of 64 x 64."""
 
-Generator and critic have 14 layers each, four residual blocks among them. A step trains the critic five times, each on
-real images of its own, then the generator once, as published.
-"""
+# Generator and critic have 14 layers each, including four residual blocks. A step trains the critic five times, each
+# time on other real images, and then the generator once, as published.
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from torch.nn import functional
 from roller.suite.entry import TrainingStep, Workload
 
 NOISE, CHANNELS, SIDE = 128, 64, 64
-#: Updates of the critic in a step, and the weight of the penalty.
+#: Updates of the critic per step, and weight of the penalty.
 CRITIC_UPDATES, PENALTY = 5, 10.0
 
 
 class Up(nn.Module):
-    """A residual block of the generator, which doubles the image."""
+    """Residual block of the generator, which doubles height and width."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -40,7 +39,7 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 class Down(nn.Module):
-    """A residual block of the critic, which halves the image; norms are of each image alone, as the penalty needs."""
+    """Residual block of the critic, which halves height and width; the penalty needs norms per image."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ class Down(nn.Module):
 
 
 class Generator(nn.Module):
-    """Noise to images."""
+    """Generator from noise to images."""
 
     def __init__(self, channels: int = CHANNELS) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class Generator(nn.Module):
 
 
 class Critic(nn.Module):
-    """Images to how real they look."""
+    """Critic from images to scores."""
 
     def __init__(self, channels: int = CHANNELS) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ class Critic(nn.Module):
 
 
 class Networks(nn.Module):
-    """Both networks."""
+    """Generator and critic."""
 
     def __init__(self, channels: int = CHANNELS) -> None:
         super().__init__()
@@ -96,7 +95,7 @@ class Networks(nn.Module):
 
 
 def gradient_penalty(critic: nn.Module, real: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Return how far the norms of the critic's gradients are from 1, between real and made images: a scalar."""
+    """Return the mean squared distance from 1 of the critic's gradient norms, between real and made images."""
     share = torch.rand(len(real), 1, 1, 1, device=real.device)
     between = (share * real + (1 - share) * made).requires_grad_()
     (slopes,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
@@ -133,7 +132,7 @@ def _step_of(learning_rate: float, model: Networks) -> TrainingStep:
 
 
 def wgan_gp(*, reduced: bool = False) -> Workload:
-    """Return WGAN-GP; reduced: 8 channels for 64. A sample is five real images; the loss is the critic's last one."""
+    """Return WGAN-GP; reduced: 8 instead of 64 channels. A sample is five real images, the loss the critic's last."""
     channels = 8 if reduced else CHANNELS
     return Workload(
         partial(Networks, channels), lambda batch: (torch.rand(batch, CRITIC_UPDATES, 3, SIDE, SIDE) * 2 - 1,),

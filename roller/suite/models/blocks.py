@@ -1,8 +1,7 @@
-"""Attention and feed-forward blocks in plain ``torch.nn``, shared by encoders and decoders.
+"""Attention and feed-forward blocks in plain ``torch.nn``, shared by encoders and decoders."""
 
-Attention is written out, product by product, as the models' own code was when the published times were taken; with
-``fused=True`` it is ``scaled_dot_product_attention``.
-"""
+# Attention consists of separate operators, as in the models' own code at the time of the published measurements; with
+# ``fused=True`` it is ``scaled_dot_product_attention``.
 
 from __future__ import annotations
 
@@ -16,29 +15,20 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a transformer.
-
-    Parameters
-    ----------
-    layers, width, heads, inner
-        Blocks, elements of a token, heads of attention, elements in the middle of the feed-forward part.
-    vocabulary, positions
-        Rows of the tables of embeddings.
-    dropout
-        Share of elements dropped in training.
-    """
+    """Sizes of a transformer."""
 
     layers: int
     width: int
     heads: int
-    inner: int
+    inner: int  # width of the hidden layer in the feed-forward part
+    # vocabulary, positions: rows of the embedding tables
     vocabulary: int
     positions: int
     dropout: float = 0.1
 
 
 class Projection(nn.Module):
-    """A linear layer whose weight lies input by output, as GPT-2's own code keeps it."""
+    """Linear layer with a weight of shape (inputs, outputs), as in GPT-2's own code."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -53,7 +43,7 @@ class Projection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention: three products of the input, scores, softmax, and a product of the result."""
+    """Self-attention with input and output projections."""
 
     def __init__(self, sizes: Sizes, *, causal: bool, joined: bool, fused: bool) -> None:
         super().__init__()
@@ -84,7 +74,7 @@ class Attention(nn.Module):
         return self.dropout(self.out(mixed.transpose(1, 2).contiguous().view(batch, length, width)))
 
     def weights(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """Return how much of each value every position takes."""
+        """Return the attention weights (batch, heads, length, length)."""
         scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
         if self.causal:
             length = q.shape[-2]
@@ -94,16 +84,16 @@ class Attention(nn.Module):
 
 
 class Tanh(nn.Module):
-    """GELU by tanh, operator by operator, as GPT-2's own code computes it."""
+    """GELU approximated by tanh, in separate operators as in GPT-2's own code."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return as many elements."""
+        """Return a tensor of the same shape."""
         inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
         return 0.5 * x * (1.0 + torch.tanh(inner))
 
 
 class FeedForward(nn.Module):
-    """Two products and what stands between them."""
+    """Two linear layers with an activation between them."""
 
     def __init__(self, sizes: Sizes, activation: nn.Module, *, joined: bool) -> None:
         super().__init__()
@@ -117,7 +107,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward part, normed before (decoders) or after (encoders)."""
+    """Attention and a feed-forward part, normalised before (decoders) or after (encoders)."""
 
     def __init__(self, sizes: Sizes, feed: nn.Module, *, causal: bool, joined: bool, first: bool, fused: bool) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""What detectors share, in plain PyTorch and with shapes that no value decides: anchors, matches, samples, suppression.
+"""Operators of detectors with fixed shapes; boxes are (left, top, right, bottom)."""
 
-Boxes are (left, top, right, bottom) in pixels of the image. Where published code keeps as many boxes as pass a test, a
-declared number is kept here, best first, and what did not pass counts nothing.
-"""
+# Where published code selects all boxes that pass a test, a fixed number is selected here, the best first; boxes that
+# fail the test have no effect.
 
 from __future__ import annotations
 
@@ -12,17 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-#: Logarithm of the largest growth of a box: 1000 / 16, as in Detectron.
+#: Largest logarithmic growth of a box, log(1000 / 16) as in Detectron.
 _MOST_GROWTH = math.log(1000 / 16)
 
 
 def anchors_of_level(
     shape: torch.Size, stride: int, sizes: Sequence[float], ratios: Sequence[float], device: torch.device
 ) -> torch.Tensor:
-    """Return anchors (height width sizes ratios, 4) around the pixels of a level of a shape (..., height, width).
-
-    A ratio is height over width.
-    """
+    """Return anchors (height width sizes ratios, 4) of a level (..., height, width); ratios are height over width."""
     height, width = shape[-2:]
     sides = [(size * math.sqrt(1 / ratio), size * math.sqrt(ratio)) for size in sizes for ratio in ratios]
     around = torch.tensor([(-w / 2, -h / 2, w / 2, h / 2) for w, h in sides], device=device)
@@ -42,14 +38,14 @@ def overlap(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def encoded(boxes: torch.Tensor, anchors: torch.Tensor, weights: tuple[float, float] = (1.0, 1.0)) -> torch.Tensor:
-    """Return the shifts and growths (..., 4) that make anchors into boxes; weights are of shifts and of growths."""
+    """Return the shifts and growths (..., 4) from anchors to boxes; ``weights`` scale shifts and growths."""
     sizes, wanted = anchors[..., 2:] - anchors[..., :2], boxes[..., 2:] - boxes[..., :2]
     shift = (boxes[..., :2] + wanted / 2 - anchors[..., :2] - sizes / 2) / sizes
     return torch.cat([weights[0] * shift, weights[1] * torch.log(wanted / sizes)], -1)
 
 
 def decoded(deltas: torch.Tensor, anchors: torch.Tensor, image: tuple[int, int]) -> torch.Tensor:
-    """Return the boxes of shifts and growths, cut off at an image (height, width) and at least a pixel wide."""
+    """Apply shifts and growths to anchors; boxes are clipped to an image (height, width) and at least a pixel wide."""
     sizes = anchors[..., 2:] - anchors[..., :2]
     centres = anchors[..., :2] + sizes / 2 + deltas[..., :2] * sizes
     half = sizes * torch.exp(deltas[..., 2:].clamp(max=_MOST_GROWTH)) / 2
@@ -61,7 +57,7 @@ def decoded(deltas: torch.Tensor, anchors: torch.Tensor, image: tuple[int, int])
 def matched(
     anchors: torch.Tensor, boxes: torch.Tensor, low: float, high: float, *, best_of_each: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Match anchors with boxes by their overlap."""
+    """Return labels (1 matched, 0 background, -1 ignored) of anchors, and the index of the best box of each."""
     overlaps = overlap(anchors.expand(len(boxes), -1, -1), boxes)
     best, number = overlaps.max(-1)
     labels = (best >= high).long() - ((best >= low) & (best < high)).long()
@@ -71,10 +67,7 @@ def matched(
 
 
 def sampled(labels: torch.Tensor, count: int, most_matched: int) -> torch.Tensor:
-    """Return ``count`` numbers of anchors (batch, count), by chance: matched ones first, then background.
-
-    At most ``most_matched`` are matched ones; what counts nothing comes last, where there is not enough of others.
-    """
+    """Return ``count`` random anchor indices (batch, count): at most ``most_matched`` matched ones, then background."""
     chance = torch.rand(labels.shape, device=labels.device)
     most_matched = min(most_matched, labels.shape[1])
     rank = torch.where(labels == 1, 1 + chance, chance).topk(most_matched, 1)
@@ -86,26 +79,22 @@ def sampled(labels: torch.Tensor, count: int, most_matched: int) -> torch.Tensor
 def suppressed(
     boxes: torch.Tensor, scores: torch.Tensor, most_overlap: float, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ``count`` best boxes that no better one overlaps by more than a share: their ranks and their numbers.
-
-    Notes
-    -----
-    All pairs at once, as Fast NMS (Bolya et al., "YOLACT", 2019): a suppressed box suppresses others, too.
-    """
+    """Return ranks and indices of the ``count`` best boxes that no better one overlaps by ``most_overlap``."""
+    # all pairs at once, as in Fast NMS (Bolya et al., "YOLACT", 2019): a suppressed box still suppresses others
     stays = overlap(boxes, boxes).triu(1).amax(1) <= most_overlap
     ranks, numbers = (scores.sigmoid() + stays).topk(min(count, boxes.shape[1]), 1)
     return ranks, numbers
 
 
 def picked(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return rows (batch, k, ...) of (batch, n, ...) by their numbers (batch, k)."""
+    """Return rows (batch, k, ...) of (batch, n, ...) at indices (batch, k)."""
     if rows.dim() == 2:
         return rows.gather(1, numbers)
     return rows.gather(1, numbers[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 def atlas_of(levels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return levels (batch, channels, h, w), each half of the one before, in one image, and their corners in it."""
+    """Pack levels (batch, channels, h, w), each half the size of the previous one, in one image; return corners."""
     first, *others = levels
     corners, top = [(0, 0)], 0
     if not others:
@@ -124,7 +113,7 @@ def atlas_of(levels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor
 def roi_align(
     levels: Sequence[torch.Tensor], strides: Sequence[int], boxes: torch.Tensor, side: int, points: int = 1
 ) -> torch.Tensor:
-    """Return what levels have in boxes: RoIAlign (He et al., "Mask R-CNN", 2017), by one sampling of a grid."""
+    """Return features of levels in boxes by RoIAlign (He et al., "Mask R-CNN", 2017), with one grid sampling."""
     atlas, corners = atlas_of(levels)
     batch, count = boxes.shape[:2]
     sizes = boxes[..., 2:] - boxes[..., :2]
@@ -146,6 +135,6 @@ def roi_align(
 
 
 def smooth_l1(found: torch.Tensor, wanted: torch.Tensor, counts: torch.Tensor, beta: float = 1 / 9) -> torch.Tensor:
-    """Return the error of boxes (batch, n, 4) that count (batch, n), over n: a scalar."""
+    """Return the summed error of the boxes (batch, n, 4) that count (batch, n), divided by batch times n."""
     error = functional.smooth_l1_loss(found, wanted, beta=beta, reduction="none").sum(-1)
     return (error * counts).sum() / counts.numel()

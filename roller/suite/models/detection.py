@@ -1,13 +1,4 @@
-"""Faster R-CNN on ResNet-101, and Mask R-CNN on ResNet-50 with a feature pyramid, in plain PyTorch.
-
-Faster R-CNN: Ren et al., 2015, arXiv:1506.01497, on the first four parts of ResNet-101, whose fifth is the head (He
-et al., 2015), for the 20 classes of Pascal VOC 2007 in images of about 350 x 500, one in a batch. Of 2,000 boxes 300
-are left, of which 64 train the head, as in TensorFlow's implementation.
-
-Mask R-CNN: He et al., 2017, arXiv:1703.06870, with the feature pyramid of Lin et al., 2016, arXiv:1612.03144, for the
-91 numbers of COCO's classes in images of 800 x 1344. Of 2,000 boxes 1,000 are left, of which 512 train the heads; at
-most a quarter of these, which are matched ones, train the masks.
-"""
+"""Faster R-CNN on ResNet-101, and Mask R-CNN on ResNet-50 with a feature pyramid, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -22,15 +13,21 @@ from roller.suite.models import boxes as ops
 from roller.suite.models.residual import RESNET50, RESNET101, FrozenNorm, stages_of
 from roller.suite.models.steps import supervised
 
+# Faster R-CNN: Ren et al., 2015, arXiv:1506.01497, on the first four parts of ResNet-101, with the fifth as head
+# (He et al., 2015), for the 20 classes of Pascal VOC 2007 in images of about 350 x 500, at batch 1. Of 2,000 boxes 300
+# are proposed, and 64 train the head, as in TensorFlow's implementation.
+# Mask R-CNN: He et al., 2017, arXiv:1703.06870, with the feature pyramid of Lin et al., 2016, arXiv:1612.03144, for 91
+# class numbers of COCO in images of 800 x 1344. Of 2,000 boxes 1,000 are proposed, and 512 train the heads; at most a
+# quarter of these, which are matched ones, train the masks.
 RATIOS = (0.5, 1.0, 2.0)
-#: Weights of shifts and growths where a head refines boxes.
+#: Weights of shifts and growths in the heads.
 HEAD_WEIGHTS = (10.0, 5.0)
-#: Objects of an image: some 2.5 in VOC, 7.3 in COCO.
+#: Objects per image; about 2.5 in VOC and 7.3 in COCO.
 OBJECTS = 8
 
 
 class Stem(nn.Sequential):
-    """The first part of a ResNet: a quarter of the image."""
+    """First part of a ResNet, which reduces height and width to a quarter."""
 
     def __init__(self, width: int) -> None:
         super().__init__(
@@ -39,7 +36,7 @@ class Stem(nn.Sequential):
 
 
 class Proposer(nn.Module):
-    """The network that proposes boxes, on each level, and its loss."""
+    """Region proposal network over all levels, with its loss."""
 
     def __init__(
         self, inputs: int, width: int, strides: tuple[int, ...], sizes: tuple[tuple[int, ...], ...],
@@ -72,7 +69,6 @@ class Proposer(nn.Module):
         self, scores: list[torch.Tensor], deltas: list[torch.Tensor], anchors: list[torch.Tensor],
         image: tuple[int, int],
     ) -> torch.Tensor:  # fmt: skip
-        """Return the best boxes of each level that no better one of it overlaps, and of these the best."""
         kept, ranks = [], []
         for score, delta, anchor in zip(scores, deltas, anchors, strict=True):
             best, numbers = score.topk(min(self.considered, score.shape[1]), 1)
@@ -102,7 +98,7 @@ class Proposer(nn.Module):
 
 
 class Refiner(nn.Module):
-    """The last layers of a head: the class of each box, and a better box for each class."""
+    """Last layers of a head: classes, and a refined box per class."""
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
@@ -111,7 +107,7 @@ class Refiner(nn.Module):
         nn.init.normal_(self.deltas.weight, std=0.001)
 
     def loss(self, x: torch.Tensor, near: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the loss of boxes ``near`` (batch, n, 4), whose classes are (batch, n); 0 is background."""
+        """Return the loss of boxes ``near`` (batch, n, 4) with classes (batch, n); class 0 is background."""
         flat = classes.flatten()
         found = self.deltas(x).unflatten(-1, (-1, 4))
         own = found.gather(1, flat[:, None, None].expand(-1, 1, 4)).view(near.shape)
@@ -122,10 +118,7 @@ class Refiner(nn.Module):
 def sampled_boxes(
     proposed: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``count`` of the proposed boxes and the objects, with the number of the object and the class of each.
-
-    A quarter at most are matched ones, which come first.
-    """
+    """Return ``count`` proposals or objects, at most a quarter matched, with object indices and classes."""
     with torch.no_grad():
         everything = torch.cat([proposed, objects], 1)
         labels, number = ops.matched(everything, objects, 0.5, 0.5)
@@ -136,17 +129,7 @@ def sampled_boxes(
 
 
 class FasterRCNN(nn.Module):
-    """Images with objects to the loss.
-
-    Parameters
-    ----------
-    width
-        Channels of the first convolution.
-    classes
-        With background, which is class 0.
-    count
-        Boxes that train the head.
-    """
+    """Loss of Faster R-CNN from images with objects; class 0 is background, and ``count`` boxes train the head."""
 
     def __init__(self, width: int = 64, classes: int = 21, count: int = 64) -> None:
         super().__init__()
@@ -165,7 +148,7 @@ class FasterRCNN(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Five levels of as many channels from four of more and more."""
+    """Feature pyramid: five levels of equal width from four."""
 
     def __init__(self, inputs: list[int], width: int) -> None:
         super().__init__()
@@ -173,7 +156,7 @@ class Pyramid(nn.Module):
         self.outer = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in inputs)
 
     def forward(self, levels: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return levels of a quarter to a 64th of the image."""
+        """Return levels from a quarter to a 64th of the image."""
         x = self.inner[-1](levels[-1])
         found = [self.outer[-1](x)]
         for number in range(len(levels) - 2, -1, -1):
@@ -184,19 +167,7 @@ class Pyramid(nn.Module):
 
 
 class MaskRCNN(nn.Module):
-    """Images with objects and their masks to the loss; parameters as of :class:`FasterRCNN`, and those of the pyramid.
-
-    Parameters
-    ----------
-    width, classes, count
-        As of :class:`FasterRCNN`.
-    channels
-        Of the pyramid and of the masks.
-    units
-        Of the two layers over a box.
-    kept
-        Boxes that are proposed.
-    """
+    """Loss of Mask R-CNN from images with objects and masks; ``kept`` is the number of proposed boxes."""
 
     def __init__(
         self, width: int = 64, classes: int = 91, count: int = 512, channels: int = 256, units: int = 1024,
@@ -219,7 +190,7 @@ class MaskRCNN(nn.Module):
     def forward(
         self, images: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor, masks: torch.Tensor
     ) -> torch.Tensor:
-        """Return the loss; masks are (batch, n, height, width), all else as of :class:`FasterRCNN`."""
+        """Return the loss; masks are (batch, n, height, width), other inputs as in :class:`FasterRCNN`."""
         x, levels = self.stem(images), []
         for stage in self.stages:
             x = stage(x)
@@ -241,7 +212,7 @@ class MaskRCNN(nn.Module):
         flat = found.flatten()
         own = x.gather(1, flat[:, None, None, None].expand(-1, 1, *x.shape[-2:])).squeeze(1)
         with torch.no_grad():
-            # Every box samples the masks of all objects of its image, and takes that of its own.
+            # Each box samples the masks of all objects in its image, and selects that of its own object.
             parts = ops.roi_align([masks], [1], near, x.shape[-1])
             wanted = parts.gather(1, number.flatten()[:, None, None, None].expand(-1, 1, *x.shape[-2:])).squeeze(1)
         error = functional.binary_cross_entropy_with_logits(own, wanted, reduction="none").mean((1, 2))
@@ -249,7 +220,7 @@ class MaskRCNN(nn.Module):
 
 
 def objects_in(batch: int, height: int, width: int, classes: int) -> tuple[torch.Tensor, ...]:
-    """Return objects (batch, OBJECTS, 4) at least an eighth of the image wide and high, and classes from 1 on."""
+    """Return random objects (batch, OBJECTS, 4), at least an eighth of the image in size, and classes from 1 on."""
     size = torch.tensor([width, height])
     low = torch.rand(batch, OBJECTS, 2) * 0.5
     boxes = torch.cat([low * size, (low + 0.125 + torch.rand(batch, OBJECTS, 2) * 0.375) * size], -1)

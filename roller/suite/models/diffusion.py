@@ -1,8 +1,7 @@
-"""A diffusion UNet (Ho et al., "Denoising Diffusion Probabilistic Models", 2020, arXiv:2006.11239), as for CIFAR-10.
+"""Diffusion UNet for CIFAR-10 (Ho et al., "Denoising Diffusion Probabilistic Models", 2020, arXiv:2006.11239)."""
 
-Images of 32 x 32, 128 channels times 1, 2, 2, 2 on four levels, two residual blocks a level, attention at 16 x 16,
-and an embedding of the time in every residual block: 35.7 million parameters.
-"""
+# Images of 32 x 32, 128 channels times 1, 2, 2, 2 on four levels, two residual blocks per level, attention at 16 x 16,
+# and a time embedding in every residual block: 35.7 million parameters.
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from roller.suite.entry import Workload
 from roller.suite.models.steps import supervised
 
 SIDE, CHANNELS, FACTORS, BLOCKS = 32, 128, (1, 2, 2, 2), 2
-#: Side of the images that attention looks at, steps of noise, groups of a norm.
+#: Side of the images with attention, noise steps, groups of a norm.
 ATTENTION, STEPS, GROUPS = 16, 1000, 32
 
 
 class ResBlock(nn.Module):
-    """Two convolutions with the time added between, past which the input is added."""
+    """Residual block of two convolutions, with a time embedding added between them."""
 
     def __init__(self, inputs: int, outputs: int, time: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -40,7 +39,7 @@ class ResBlock(nn.Module):
 
 
 class PixelAttention(nn.Module):
-    """Attention of every pixel to all others, with one head."""
+    """Single-head attention over all pixels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class Level(nn.Module):
 
 
 class Double(nn.Module):
-    """A convolution over the image at twice its size."""
+    """Upsampling by two and a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -81,15 +80,7 @@ class Double(nn.Module):
 
 
 class DiffusionUNet(nn.Module):
-    """Noised images and their times to the noise.
-
-    Parameters
-    ----------
-    channels
-        Of the first level.
-    side
-        Of the images.
-    """
+    """UNet from noised images and times to noise; ``channels`` is the width of the first level."""
 
     def __init__(self, channels: int = CHANNELS, side: int = SIDE) -> None:
         super().__init__()
@@ -120,7 +111,7 @@ class DiffusionUNet(nn.Module):
         self.norm, self.last = nn.GroupNorm(min(GROUPS, inputs // 4), inputs), nn.Conv2d(inputs, 3, 3, padding=1)
 
     def forward(self, images: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-        """Return the noise (batch, 3, side, side) in images at times (batch,)."""
+        """Return the predicted noise (batch, 3, side, side) in images at times (batch,)."""
         time = self.time(time_embedding(times, self.channels))
         x = self.first(images)
         kept = [x]
@@ -135,7 +126,7 @@ class DiffusionUNet(nn.Module):
 
 
 def time_embedding(times: torch.Tensor, width: int) -> torch.Tensor:
-    """Return sines and cosines (batch, width) of times (batch,)."""
+    """Return the sine and cosine embedding (batch, width) of times (batch,)."""
     half = width // 2
     rates = torch.exp(torch.arange(half, device=times.device) * (-math.log(10_000.0) / (half - 1)))
     angles = times[:, None] * rates
@@ -143,13 +134,13 @@ def time_embedding(times: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _loss(model: nn.Module, images: torch.Tensor, times: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Return the squared error of the noise that is found; betas are linear from 1e-4 to 0.02."""
+    """Return the mean squared error of the predicted noise; betas are linear from 1e-4 to 0.02."""
     kept = torch.cumprod(1 - torch.linspace(1e-4, 0.02, STEPS, device=images.device), 0)[times][:, None, None, None]
     return functional.mse_loss(model(kept.sqrt() * images + (1 - kept).sqrt() * noise, times), noise)
 
 
 def _inputs(side: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return images (batch, 3, side, side), times (batch,) and as much noise as images."""
+    """Return images (batch, 3, side, side), times (batch,), and noise of the images' shape."""
     shape = (batch, 3, side, side)
     return torch.rand(shape) * 2 - 1, torch.randint(STEPS, (batch,)), torch.randn(shape)
 

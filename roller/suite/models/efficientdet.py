@@ -1,8 +1,6 @@
-"""EfficientDet-D0 (Tan et al., 2019, arXiv:1911.09070): EfficientNet-B0, three BiFPN layers, and heads of three layers.
+"""EfficientDet-D0 (Tan et al., 2019, arXiv:1911.09070): EfficientNet-B0, three BiFPN layers, heads of three layers."""
 
-Images of 512 x 512, 64 channels in the pyramid, nine anchors of each pixel, 90 classes of COCO: 3.9 million
-parameters.
-"""
+# Images of 512 x 512, 64 channels in the pyramid, nine anchors per pixel, 90 classes of COCO: 3.9 million parameters.
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from roller.suite.models.detection import objects_in
 from roller.suite.models.steps import supervised
 
 SIDE, CHANNELS, CLASSES, LAYERS = 512, 64, 90, 3
-#: Of EfficientNet-B0 (Tan and Le, 2019): growth, channels, blocks, stride and kernel of each stage.
+#: Stages of EfficientNet-B0 (Tan and Le, 2019): growth, channels, blocks, stride, kernel.
 STAGES = (
     (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
     (6, 320, 1, 1, 3),
 )  # fmt: skip
-#: Stages whose results the pyramid takes: an eighth, a 16th and a 32nd of the image.
+#: Stages that feed the pyramid: an eighth, a 16th and a 32nd of the image.
 TAKEN = (2, 4, 6)
 STRIDES = (8, 16, 32, 64, 128)
 RATIOS, SCALES = (0.5, 1.0, 2.0), (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
@@ -34,7 +32,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution and batch norm, with SiLU unless told otherwise."""
+    """A convolution and batch norm, by default with SiLU."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, *, groups: int = 1, activation: bool = True
@@ -44,7 +42,7 @@ class ConvNorm(nn.Sequential):
 
 
 class Squeeze(nn.Module):
-    """Scales channels by what a small network makes of their means."""
+    """Squeeze and excitation: scales channels by a small network of their means."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
@@ -56,7 +54,7 @@ class Squeeze(nn.Module):
 
 
 class MBConv(nn.Module):
-    """More channels, a depthwise convolution, a squeeze, and fewer channels."""
+    """Inverted bottleneck: channel expansion, depthwise convolution, squeeze and projection."""
 
     def __init__(self, inputs: int, outputs: int, growth: int, stride: int, kernel: int) -> None:
         super().__init__()
@@ -88,7 +86,7 @@ class Backbone(nn.Module):
             self.stages.append(stage)
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return an eighth, a 16th and a 32nd of the image."""
+        """Return features at an eighth, a 16th and a 32nd of the image size."""
         x, found = self.stem(x), []
         for number, stage in enumerate(self.stages):
             x = stage(x)
@@ -98,7 +96,7 @@ class Backbone(nn.Module):
 
 
 class Separable(nn.Sequential):
-    """A depthwise convolution and one over the channels."""
+    """A depthwise and a pointwise convolution."""
 
     def __init__(self, inputs: int, outputs: int, *, normed: bool) -> None:
         super().__init__(
@@ -108,14 +106,14 @@ class Separable(nn.Sequential):
 
 
 class Fusion(nn.Module):
-    """Levels of one size, weighted ("fast normalized fusion"), and a separable convolution."""
+    """Weighted sum of levels ("fast normalized fusion") and a separable convolution."""
 
     def __init__(self, count: int, channels: int) -> None:
         super().__init__()
         self.weights, self.conv = nn.Parameter(torch.ones(count)), Separable(channels, channels, normed=True)
 
     def forward(self, *levels: torch.Tensor) -> torch.Tensor:
-        """Return images of the size of each of ``levels``."""
+        """Return features of the size of each of ``levels``."""
         shares = torch.relu(self.weights)
         shares = shares / (shares.sum() + 1e-4)
         mixed = sum(share * level for share, level in zip(shares.unbind(), levels, strict=True))
@@ -131,7 +129,7 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 class BiFPN(nn.Module):
-    """One layer: five levels mixed down, then up again."""
+    """One BiFPN layer: five levels mixed top-down, then bottom-up."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -139,7 +137,7 @@ class BiFPN(nn.Module):
         self.up = nn.ModuleList(Fusion(3 if n < 3 else 2, channels) for n in range(4))
 
     def forward(self, levels: list[torch.Tensor], again: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return five levels; ``again`` are those that the way up takes, of the same shapes."""
+        """Return five levels; ``again`` are the inputs of the bottom-up path, of the same shapes."""
         down = [levels[4]]
         for number in (3, 2, 1, 0):
             down.insert(0, self.down[number](levels[number], _doubled(down[0])))
@@ -151,7 +149,7 @@ class BiFPN(nn.Module):
 
 
 class Head(nn.Module):
-    """Separable convolutions that all levels share; each level has norms of its own."""
+    """Separable convolutions shared by all levels, with separate norms per level."""
 
     def __init__(self, channels: int, outputs: int, layers: int = LAYERS) -> None:
         super().__init__()
@@ -160,7 +158,7 @@ class Head(nn.Module):
         self.last = Separable(channels, outputs, normed=False)
 
     def forward(self, levels: list[torch.Tensor], each: int) -> torch.Tensor:
-        """Return ``each`` numbers of every anchor: (batch, anchors, each)."""
+        """Return ``each`` outputs per anchor: (batch, anchors, each)."""
         found = []
         for x, norms in zip(levels, self.norms, strict=True):
             for conv, norm in zip(self.convs, norms, strict=True):
@@ -170,17 +168,7 @@ class Head(nn.Module):
 
 
 class EfficientDet(nn.Module):
-    """Images with objects to the loss.
-
-    Parameters
-    ----------
-    divisor
-        What the backbone's numbers of channels are divided by; 1 as published, at most 8.
-    channels
-        Of the pyramid.
-    classes
-        Without background.
-    """
+    """Loss of EfficientDet from images with objects; ``divisor`` divides the backbone's channels, at most by 8."""
 
     def __init__(self, divisor: int = 1, channels: int = CHANNELS, classes: int = CLASSES) -> None:
         super().__init__()
@@ -192,10 +180,10 @@ class EfficientDet(nn.Module):
         self.pyramid = nn.ModuleList(BiFPN(channels) for _ in range(LAYERS))
         each = len(RATIOS) * len(SCALES)
         self.score, self.deltas = Head(channels, each * classes), Head(channels, each * 4)
-        nn.init.constant_(self.score.last[1].bias, -4.6)  # a share of 1 % of objects, as of focal loss
+        nn.init.constant_(self.score.last[1].bias, -4.6)  # prior of 1 % objects, as in the publication of focal loss
 
     def forward(self, images: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the loss of images (batch, 3, side, side) with objects (batch, n, 4) of classes (batch, n), from 1."""
+        """Return the loss of images (batch, 3, side, side), objects (batch, n, 4) and classes (batch, n) from 1 on."""
         taken = self.backbone(images)
         sixth = _halved(self.further(taken[-1]))
         levels = [*(layer(x) for layer, x in zip(self.lateral, taken, strict=True)), sixth, _halved(sixth)]
@@ -214,7 +202,7 @@ class EfficientDet(nn.Module):
 def detection_loss(
     scores: torch.Tensor, deltas: torch.Tensor, anchors: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor
 ) -> torch.Tensor:
-    """Return focal loss (alpha 0.25, gamma 1.5) of all anchors, and 50 times the error of the boxes of matched ones."""
+    """Return focal loss (alpha 0.25, gamma 1.5) of all anchors plus 50 times the box error of matched anchors."""
     with torch.no_grad():
         labels, number = ops.matched(anchors, objects, 0.5, 0.5)
         counts = labels == 1

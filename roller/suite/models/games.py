@@ -1,12 +1,4 @@
-"""Reinforcement learning: the learner's step of A3C and of MiniGo. Games are not played; what they gave is the input.
-
-A3C: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning", 2016, arXiv:1602.01783: four layers over
-four frames of 84 x 84, without the recurrent one.
-
-MiniGo: the reference of MLPerf, after Silver et al., "Mastering the game of Go without human knowledge", 2017: 19
-residual blocks of two convolutions, which are the 38 that the published benchmark counts, after a first convolution
-and before those of the two heads; 17 planes of a board of 19 x 19.
-"""
+"""Reinforcement learning: the learner's step of A3C and of MiniGo. Games are not played but given as inputs."""
 
 from __future__ import annotations
 
@@ -19,12 +11,17 @@ from torch.nn import functional
 from roller.suite.entry import Workload
 from roller.suite.models.steps import supervised
 
+# A3C: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning", 2016, arXiv:1602.01783: four layers over
+# four frames of 84 x 84, without the recurrent one.
 ACTIONS, FRAMES, SCREEN = 6, 4, 84
+# MiniGo: the reference of MLPerf, after Silver et al., "Mastering the game of Go without human knowledge", 2017: 17
+# planes of a 19 x 19 board; a convolution, 19 residual blocks with the 38 convolutions that the benchmark counts, and
+# two heads.
 PLANES, BOARD, WIDTH, BLOCKS = 17, 19, 256, 19
 
 
 class ActorCritic(nn.Module):
-    """Frames to logits of actions, and to the return that is expected."""
+    """Network from frames to action logits and the expected return."""
 
     def __init__(self, channels: int = 16, units: int = 256) -> None:
         super().__init__()
@@ -58,7 +55,7 @@ def _episodes(batch: int) -> tuple[torch.Tensor, ...]:
 
 
 def a3c(*, reduced: bool = False) -> Workload:
-    """Return the learner of A3C; reduced: a quarter of channels and units."""
+    """Return the learner of A3C; reduced: a quarter of the channels and units."""
     channels, units = (4, 64) if reduced else (16, 256)
     rmsprop = partial(torch.optim.RMSprop, lr=7e-4, alpha=0.99, eps=0.1)
     return Workload(
@@ -75,7 +72,7 @@ class ConvNorm(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """Two convolutions past which the input is added."""
+    """Residual block of two convolutions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -87,7 +84,7 @@ class Residual(nn.Module):
 
 
 class GoNetwork(nn.Module):
-    """A position to logits of moves, and to who wins."""
+    """Network from a position to move logits and the expected winner."""
 
     def __init__(self, width: int = WIDTH, board: int = BOARD) -> None:
         super().__init__()
@@ -101,7 +98,7 @@ class GoNetwork(nn.Module):
         )  # fmt: skip
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits (batch, points + 1), the last one for passing, and values (batch,)."""
+        """Return logits (batch, points + 1), the last of which is passing, and values (batch,)."""
         x = self.tower(self.stem(positions))
         return self.policy(x), self.value(x).squeeze(1)
 
@@ -112,13 +109,13 @@ def _go_loss(model: nn.Module, positions: torch.Tensor, moves: torch.Tensor, win
 
 
 def _positions(board: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return positions (batch, 17, board, board), shares of moves (batch, points + 1) and winners (batch,)."""
+    """Return positions (batch, 17, board, board), move probabilities (batch, points + 1) and winners (batch,)."""
     moves = torch.randn(batch, board * board + 1).softmax(-1)
     return torch.rand(batch, PLANES, board, board).round(), moves, torch.rand(batch).round() * 2 - 1
 
 
 def minigo(*, reduced: bool = False) -> Workload:
-    """Return the network of MiniGo; reduced: a width of 32 and a board of 9 x 9."""
+    """Return the network of MiniGo; reduced: a width of 32 and a 9 x 9 board."""
     width, board = (32, 9) if reduced else (WIDTH, BOARD)
     sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=1e-4)
     return Workload(

@@ -1,8 +1,6 @@
-"""Inception-v3 with its auxiliary head (Szegedy et al., 2015, arXiv 1512.00567).
+"""Inception-v3 with its auxiliary head (Szegedy et al., 2015, arXiv:1512.00567)."""
 
-Images are 3 x 299 x 299, as published: the auxiliary head has no place for its window in the 3 x 256 x 256 that the
-published benchmark names for ImageNet.
-"""
+# Images are 3 x 299 x 299, as published; the 3 x 256 x 256 of the benchmark are too small for the auxiliary head.
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from roller.suite.models.residual import images_and_classes
 from roller.suite.models.steps import supervised
 
 SIDE, CLASSES = 299, 1000
-#: Weight of the auxiliary head's loss, in the publication's implementation.
+#: Weight of the auxiliary head's loss in the publication's implementation.
 AUXILIARY = 0.4
 Size = int | tuple[int, int]
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution without a bias, batch norm and ReLU."""
+    """A convolution without bias, batch norm and ReLU."""
 
     def __init__(self, inputs: int, outputs: int, kernel: Size = 1, stride: int = 1, padding: Size = 0) -> None:
         super().__init__(
@@ -34,7 +32,7 @@ class ConvNorm(nn.Sequential):
 
 
 class Branches(nn.ModuleList):
-    """Branches over the same images, whose channels are joined."""
+    """Parallel branches whose outputs are concatenated."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the channels of all branches, in order."""
@@ -54,15 +52,7 @@ def _pooled(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Inception(nn.Module):
-    """Images to classes, and to those of the auxiliary head.
-
-    Parameters
-    ----------
-    divisor
-        What all numbers of channels are divided by; 1 as published, at most 16.
-    classes
-        Of the results (batch, classes).
-    """
+    """Inception-v3 with its auxiliary head; ``divisor`` divides all numbers of channels, at most by 16."""
 
     def __init__(self, divisor: int = 1, classes: int = CLASSES) -> None:
         super().__init__()

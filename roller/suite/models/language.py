@@ -1,9 +1,7 @@
-"""A decoder of text as they are built today: grouped heads, rotary embeddings, RMS norm, gated feed-forward.
+"""A current text decoder: grouped-query attention, rotary embeddings, RMS norm, gated feed-forward."""
 
-The sizes are SmolLM2-135M's (Allal et al., "SmolLM2", 2025, arXiv:2502.02737; its config.json), the smallest of the
-kind that is published: 30 blocks, a width of 576, nine heads that share three of keys and values, 49,152 tokens.
-Sequences have 1,024 of its 8,192 tokens, so that devices of 8 GB train it, too.
-"""
+# It has the sizes of SmolLM2-135M (Allal et al., "SmolLM2", 2025, arXiv:2502.02737; its config.json), and sequences of
+# 1,024 of its 8,192 tokens, so that devices with 8 GB can train it.
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from roller.suite.models.steps import supervised
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a decoder: blocks, width, heads, heads of keys and values, inner width, tokens, length of a sequence."""
+    """Sizes of a decoder; ``groups`` is the number of key and value heads, ``length`` that of tokens per sequence."""
 
     layers: int
     width: int
@@ -36,7 +34,7 @@ SMOLLM2 = Sizes(30, 576, 9, 3, 1536, 49_152, 1024)
 
 
 class RMSNorm(nn.Module):
-    """Tokens over the root of their mean square, times a weight."""
+    """Root-mean-square normalisation with a weight."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -48,7 +46,7 @@ class RMSNorm(nn.Module):
 
 
 def rotations(sizes: Sizes) -> torch.Tensor:
-    """Return cosines and sines of all places: (2, length, elements of a head)."""
+    """Return cosines and sines of all positions: (2, length, elements per head)."""
     each = sizes.width // sizes.heads
     rates = sizes.theta ** (-torch.arange(0, each, 2) / each)
     angles = torch.arange(sizes.length)[:, None] * torch.cat([rates, rates])
@@ -56,13 +54,13 @@ def rotations(sizes: Sizes) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return heads (batch, heads, length, elements), each pair of elements turned by its place."""
+    """Rotate heads (batch, heads, length, elements) by their positions (rotary embedding)."""
     first, second = x.chunk(2, -1)
     return x * places[0] + torch.cat([-second, first], -1) * places[1]
 
 
 class GroupedAttention(nn.Module):
-    """Causal attention, in which several heads share one of keys and values."""
+    """Causal attention in which several query heads share one key and value head."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -81,7 +79,7 @@ class GroupedAttention(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """Two products, one of which gates the other, and one back."""
+    """Gated linear unit with SiLU, and a projection back."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -94,7 +92,7 @@ class GatedFeedForward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and a feed-forward part, each normed before."""
+    """Attention and a feed-forward part, each with a preceding norm."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -108,7 +106,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to logits of the next ones; the head shares the table of tokens."""
+    """Decoder from tokens to logits of the next tokens; the head shares the embedding table."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""Neural collaborative filtering (He et al., 2017, arXiv:1708.05031): tables of users and items, a few layers.
+"""Neural collaborative filtering (He et al., 2017, arXiv:1708.05031): embeddings of users and items, a few layers."""
 
-The sizes are those of MLPerf v0.5 for MovieLens-20M: 138,493 users, 26,744 items, 64 factors, layers of 256, 256,
-128, 64.
-"""
+# Sizes are those of MLPerf v0.5 for MovieLens-20M: 138,493 users, 26,744 items, 64 factors, layers of 256, 256, 128,
+# 64.
 
 from __future__ import annotations
 
@@ -20,17 +19,7 @@ USERS, ITEMS, FACTORS, LAYERS = 138_493, 26_744, 64, (256, 256, 128, 64)
 
 
 class NeuMF(nn.Module):
-    """A user and an item to the logit that they meet.
-
-    Parameters
-    ----------
-    users, items
-        Rows of the tables.
-    factors
-        Of the product of both; the layers' inputs are twice as many for each side.
-    layers
-        Elements of the inputs and results of the layers.
-    """
+    """Network from a user and an item to the logit of an interaction; ``layers`` starts with the input width."""
 
     def __init__(
         self, users: int = USERS, items: int = ITEMS, factors: int = FACTORS, layers: tuple[int, ...] = LAYERS
@@ -58,7 +47,7 @@ def _loss(model: nn.Module, users: torch.Tensor, items: torch.Tensor, met: torch
 
 
 def _inputs(users: int, items: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return users (batch,), items (batch,) and whether they met; four of five did not, as published."""
+    """Return users (batch,), items (batch,) and whether they interact; four of five do not, as published."""
     return torch.randint(users, (batch,)), torch.randint(items, (batch,)), (torch.rand(batch) < 0.2).float()
 
 

@@ -1,8 +1,7 @@
-"""ResNet (He et al., "Deep Residual Learning for Image Recognition", 2015, arXiv:1512.03385): ResNet-50 and its like.
+"""ResNet-50 and stages of other ResNets (He et al., "Deep Residual Learning", 2015, arXiv:1512.03385)."""
 
-Bottlenecks have their stride in the second convolution, as in every implementation of today (ResNet v1.5). The
-published benchmark trains on images of 3 x 256 x 256.
-"""
+# The second convolution of a bottleneck has the stride, as in current implementations (ResNet v1.5). The published
+# benchmark trains on images of 3 x 256 x 256.
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from torch.nn import functional
 from roller.suite.entry import Workload
 from roller.suite.models.steps import supervised
 
-#: Bottlenecks of each stage.
+#: Number of bottlenecks per stage.
 RESNET50, RESNET101 = (3, 4, 6, 3), (3, 4, 23, 3)
 IMAGE, CLASSES = 256, 1000
 
 
 class FrozenNorm(nn.Module):
-    """Batch norm with fixed statistics and weights, as detectors train on a few images: buffers, no parameters."""
+    """Batch norm with fixed statistics and weights as buffers, for detectors, which train on few images."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -31,14 +30,14 @@ class FrozenNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, channels, height, width), scaled and shifted by channel."""
+        """Return images (batch, channels, height, width), scaled and shifted per channel."""
         scale = self.weight * (self.running_var + 1e-5).rsqrt()
         shift = self.bias - self.running_mean * scale
         return x * scale[:, None, None] + shift[:, None, None]
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions past which the input is added."""
+    """Residual block of three convolutions."""
 
     def __init__(self, inputs: int, width: int, stride: int, norm: type[nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class Bottleneck(nn.Module):
 
 
 def stages_of(blocks: tuple[int, ...], width: int, norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
-    """Return the stages of bottlenecks; from the second on, each halves the image and doubles the channels."""
+    """Return stages of bottlenecks; each after the first halves the image and doubles the channels."""
     inputs, stages = width, []
     for number, count in enumerate(blocks):
         stage = []
@@ -74,15 +73,7 @@ def stages_of(blocks: tuple[int, ...], width: int, norm: type[nn.Module] = nn.Ba
 
 
 class ResNet50(nn.Module):
-    """Images to classes.
-
-    Parameters
-    ----------
-    width
-        Channels of the first convolution; 64 as published.
-    classes
-        Of the result (batch, classes).
-    """
+    """ResNet-50; ``width`` is the number of channels after the first convolution."""
 
     def __init__(self, width: int = 64, classes: int = CLASSES) -> None:
         super().__init__()
@@ -98,7 +89,7 @@ class ResNet50(nn.Module):
 
 
 def images_and_classes(batch: int, side: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images (batch, 3, side, side) and the number of each one's class."""
+    """Return random images (batch, 3, side, side) and class indices (batch,)."""
     return torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))
 
 

@@ -1,9 +1,7 @@
-"""Deep Speech 2 (Amodei et al., 2015, arXiv:1512.02595): convolutions over spectrograms, then plain recurrent layers.
+"""Deep Speech 2 (Amodei et al., 2015, arXiv:1512.02595): convolutions over spectrograms, then recurrent layers."""
 
-The published benchmark trains two convolutional and five recurrent layers of the publication's seven, on 100 hours of
-LibriSpeech; seven are an option here. Units are the 1760 of the publication's plain recurrent networks. They are tanh,
-which libraries of recurrent layers have, in place of a ReLU clipped at 20.
-"""
+# As in the published benchmark, there are two convolutional layers and five recurrent ones of the publication's seven.
+# Recurrent layers have 1,760 units as published, and tanh, which libraries have, instead of a ReLU clipped at 20.
 
 from __future__ import annotations
 
@@ -16,11 +14,12 @@ from torch.nn import functional
 from roller.suite.entry import Workload
 from roller.suite.models.steps import supervised
 
-#: Bins of a spectrogram, frames of a second, letters with the blank of CTC, which is letter 0.
+#: Bins of a spectrogram, frames per second, and letters including the CTC blank, which is letter 0.
 BINS, FRAMES_PER_S, LETTERS = 161, 100, 29
-#: Of an utterance: 100.6 hours in 28,539 utterances of train-clean-100 (Panayotov et al., "Librispeech", 2015).
+#: Mean seconds of an utterance: 100.6 hours in 28,539 utterances of train-clean-100 (Panayotov et al., "Librispeech",
+#: 2015).
 SECONDS = 12.69
-#: Letters that are spoken in a second, some 14 in read English.
+#: Letters spoken per second in read English, approximately.
 LETTERS_PER_S = 14
 UNITS = 1760
 
@@ -38,7 +37,7 @@ class Convolution(nn.Sequential):
 
 
 class Recurrent(nn.Module):
-    """Batch norm over all frames, and a plain recurrent layer in both directions, which are added."""
+    """Batch norm over all frames, and a bidirectional recurrent layer whose directions are added."""
 
     def __init__(self, inputs: int, units: int, *, normed: bool) -> None:
         super().__init__()
@@ -54,17 +53,7 @@ class Recurrent(nn.Module):
 
 
 class DeepSpeech2(nn.Module):
-    """Spectrograms to letters.
-
-    Parameters
-    ----------
-    layers
-        Recurrent ones.
-    units
-        Of a recurrent layer, in each direction.
-    channels
-        Of the convolutions.
-    """
+    """Network from spectrograms to letters; ``layers`` counts the recurrent ones."""
 
     def __init__(self, layers: int = 5, units: int = UNITS, channels: int = 32) -> None:
         super().__init__()
@@ -78,7 +67,7 @@ class DeepSpeech2(nn.Module):
         self.norm, self.head = nn.BatchNorm1d(units), nn.Linear(units, LETTERS, bias=False)
 
     def forward(self, spectrograms: torch.Tensor) -> torch.Tensor:
-        """Return logits (frames / 2, batch, letters) of spectrograms (batch, 1, bins, frames)."""
+        """Return logits (frames / 2, batch, letters) for spectrograms (batch, 1, bins, frames)."""
         x = self.convolutions(spectrograms).flatten(1, 2).permute(2, 0, 1)
         x = self.recurrent(x.contiguous())
         return self.head(self.norm(x.flatten(0, 1)).view(x.shape))

@@ -1,15 +1,6 @@
-"""Translation: a recurrent encoder and decoder with attention (Seq2Seq), and the Transformer.
+"""Translation: a recurrent encoder and decoder with attention (Seq2Seq), and the Transformer."""
 
-Sentences are those of IWSLT'15 in the published benchmark: 20 to 30 words, padded to 30, of a vocabulary of 17,188.
-
-Seq2Seq: Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", 2015, arXiv:1508.04025,
-with five LSTM layers of 512 units, as the benchmark has. How they are divided is not published: two read the source
-here, three write the target. Attention follows the last layer, without feeding it back, so that each layer is one
-call of a library.
-
-Transformer: Vaswani et al., "Attention Is All You Need", 2017, arXiv:1706.03762, the base model: twelve layers, six
-that read the source and six that write the target. One table of words serves both sides and the classifier.
-"""
+# As in the published benchmark, sentences have 20 to 30 words of IWSLT'15, padded to 30, from a vocabulary of 17,188.
 
 from __future__ import annotations
 
@@ -24,14 +15,19 @@ from torch.nn import functional
 from roller.suite.entry import Workload
 from roller.suite.models.steps import supervised
 
+# Seq2Seq: Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", 2015, arXiv:1508.04025
+# with the benchmark's five LSTM layers of 512 units. Their split is not published; here two read the source and three
+# write the target. Attention follows the last layer without feedback, so that each layer is one library call.
+# Transformer: Vaswani et al., "Attention Is All You Need", 2017, arXiv:1706.03762, the base model: six encoder and six
+# decoder layers, and one embedding table for both sides and the classifier.
 VOCABULARY, SHORTEST, LONGEST = 17_188, 20, 30
-#: Word 0 fills sentences up.
+#: Word index of padding.
 PADDING = 0
 WIDTH = 512
 
 
 class Seq2Seq(nn.Module):
-    """Five LSTM layers with attention: words of the source and the target to the next words of the target."""
+    """Five LSTM layers with attention, from source and target words to the next target words."""
 
     def __init__(self, vocabulary: int = VOCABULARY, width: int = WIDTH, dropout: float = 0.2) -> None:
         super().__init__()
@@ -59,7 +55,7 @@ class Seq2Seq(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Layers that read the source, and as many that write the target."""
+    """Encoder layers for the source, and an equal number of decoder layers for the target."""
 
     def __init__(
         self, vocabulary: int = VOCABULARY, width: int = WIDTH, layers: int = 6, heads: int = 8, dropout: float = 0.1
@@ -94,20 +90,20 @@ class Transformer(nn.Module):
 
 
 def _sinusoids(length: int, width: int) -> torch.Tensor:
-    """Return the encoding of places (length, width): sines, then cosines."""
+    """Return the position encoding (length, width): sines, then cosines."""
     rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     angles = torch.arange(length)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], 1)
 
 
 def sentences(batch: int, vocabulary: int, words: int) -> torch.Tensor:
-    """Return sentences (batch, words) of 20 to 30 words, or as far as ``words`` goes, filled up with padding."""
+    """Return random sentences (batch, words) of at least 20 words if ``words`` permits, padded to ``words``."""
     lengths = torch.randint(min(SHORTEST, words), words + 1, (batch, 1))
     return torch.randint(1, vocabulary, (batch, words)).masked_fill(torch.arange(words) >= lengths, PADDING)
 
 
 def _pairs(vocabulary: int, words: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """Return the source (batch, words), and the target with one word more: the first one begins it."""
+    """Return a function from a batch to sources (batch, words) and targets with a leading start word."""
     return lambda batch: (
         sentences(batch, vocabulary, words),
         functional.pad(sentences(batch, vocabulary, words), (1, 0), value=1),

@@ -1,7 +1,4 @@
-"""The what-ifs: each a change of a graph in a file of its own, over the primitives that one's own would use.
-
-The ten of the publication (Daydream, USENIX ATC 2020), and those beyond them.
-"""
+"""The what-ifs, one per file: the ten of Daydream (USENIX ATC 2020), and further ones."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from roller.insight.whatif.whatifs.restructured_norm import RestructuredNorm
 from roller.insight.whatif.whatifs.substitute import Substitute
 from roller.insight.whatif.whatifs.zero_time import ZeroTime
 
-#: Name in a scenario -> what-if. The ten first.
+#: Name in a scenario -> what-if; Daydream's ten come first.
 WHATIFS: dict[str, type[WhatIf]] = {
     "amp": AMP, "fused-optimizer": FusedOptimizer, "restructured-norm": RestructuredNorm, "ddp": DDP,
     "parameter-server": ParameterServer, "blueconnect": BlueConnect, "substitute": Substitute, "offload": Offload,

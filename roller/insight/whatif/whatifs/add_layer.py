@@ -1,4 +1,4 @@
-"""A model with more copies of a layer."""
+"""What-if: additional copies of a layer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class AddLayer(WhatIf):
-    """Repeat a layer, or a block of layers: forward, backward, launches, and its share of the update.
-
-    Parameters
-    ----------
-    layers
-        Pattern of the layer.
-    times
-        Number of additional copies.
-    """
+    """Repeat the layers of a pattern ``times`` more times: forward, backward, launches and share of the update."""
 
     layers: tuple[str, ...] | str
     times: int = 1

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: kernels of forward and backward on 16 bits."""
+"""What-if: automatic mixed precision, with 16-bit kernels in forward and backward."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values
 
 @dataclass(frozen=True)
 class AMP(WhatIf):
-    """Run forward and backward in 16 bits; copies, integers, the update and the host stay as they are.
+    """Run forward and backward in 16 bits; copies, integers, the update and the host stay unchanged.
 
     Parameters
     ----------
     dtype
-        ``"bf16"``, or ``"fp16"``, whose scaler passes over all gradients once more, and makes the host wait for it.
+        ``"bf16"`` or ``"fp16"``. The scaler of fp16 adds a pass over all gradients, for which the host waits.
     compute, memory
-        Factors of kernels bound by arithmetic and by memory: the published 1/3 and 1/2.
+        Published factors of compute-bound and memory-bound kernels: 1/3 and 1/2.
     prices
-        ``"model"`` prices products by their shapes, and the casts; ``"factor"`` uses the factors alone.
+        ``"model"`` prices matrix products by their shapes, and casts; ``"factor"`` only applies the factors.
     """
 
     dtype: str = field(default="bf16", metadata=allowed_values("bf16", "fp16"))
@@ -35,11 +35,11 @@ class AMP(WhatIf):
     traced_with = (("dtype", "amp"),)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if it is in place."""
+        """Return the reason if kernels already use 16 bits."""
         return already_applied.mixed_precision_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph in 16 bits."""
+        """Return the graph in mixed precision."""
         prices, by_model, scales = TaskPrices(graph), self.prices == "model", self.dtype == "fp16"
         factors, new = {}, []
         for task in (graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")):

@@ -1,4 +1,4 @@
-"""Another batch size."""
+"""What-if: another batch size."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 @dataclass(frozen=True)
 class Batch(WhatIf):
-    """Change the batch: kernels of forward and backward, copies and loading grow with it, the update does not.
+    """Change the batch: forward, backward, copies and loading scale with it, the update does not.
 
     Parameters
     ----------
     factor
-        How many times as many samples.
+        Factor on the number of samples.
     floor_us
-        Time of the smallest kernels; by default that of the profile.
+        Time of the shortest kernels; by default that of the profile.
     """
 
     factor: float = 2.0
@@ -29,7 +29,7 @@ class Batch(WhatIf):
     of_several_ranks = True
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph at the other batch."""
+        """Return the graph at the other batch size."""
         floor = shortest_kernel_us(graph) if self.floor_us is None else self.floor_us
         grows = (
             compute_tasks(graph, "forward", "backward") | copy_tasks(graph) | select(graph, lambda t: t.kind == "data")

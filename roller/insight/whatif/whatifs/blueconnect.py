@@ -1,4 +1,4 @@
-"""BlueConnect: an all-reduce as reduce-scatters down the levels of a network, and all-gathers back up."""
+"""What-if: BlueConnect, an all-reduce of reduce-scatters down the network levels and all-gathers back up."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 @dataclass(frozen=True)
 class BlueConnect(WhatIf):
-    """Split every all-reduce over the levels; buckets overlap on the channels of different levels.
+    """Split every all-reduce over network levels; buckets overlap on the channels of different levels.
 
     Parameters
     ----------
     levels
-        Devices of each level, innermost first: 4 in a machine, 2 machines.
+        Number of devices per level, innermost first: 4 in a machine, 2 machines.
     bandwidths
-        Bytes a second of a link of each level.
+        Bytes per second of a link of each level.
     latency_us
-        Of one hop.
+        Latency of one hop.
     """
 
     levels: tuple[int, ...] = (4, 2)
@@ -32,7 +32,7 @@ class BlueConnect(WhatIf):
     of_several_ranks = True
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with reduce-scatters and all-gathers in the place of all-reduces."""
+        """Return the graph with all-reduces replaced by reduce-scatters and all-gathers."""
         gone = [n for n in network_tasks(graph) if graph.tasks[n].size_bytes and graph.tasks[n].kind == "collective"]
         readers = {n: [d.target for d in graph.dependencies if d.source == n and d.of_end and d.target not in gone]
                    for n in gone}  # fmt: skip

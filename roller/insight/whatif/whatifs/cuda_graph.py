@@ -1,4 +1,4 @@
-"""A captured graph: the launches of a step become one."""
+"""What-if: a captured CUDA graph, with one launch per step."""
 
 from __future__ import annotations
 
@@ -14,23 +14,17 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 @dataclass(frozen=True)
 class CudaGraph(WhatIf):
-    """Launch forward, backward and update of a step with one call.
-
-    Parameters
-    ----------
-    launch_us
-        Time of the call.
-    """
+    """Launch forward, backward and update of a step with one call of ``launch_us``."""
 
     launch_us: float = field(default=10.0, metadata=minimum_value(0))
     assumptions = ("All of a step can be captured: its shapes are fixed, and nothing in it reads a value.",)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if it is in place."""
+        """Return the reason if captured graphs already launch most tasks."""
         return already_applied.captured_graph_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with one launch a step."""
+        """Return the graph with one launch per step."""
         inside = ("forward", "backward", "optimizer")
         several = Counter(d.source for d in graph.dependencies if d.kind == "launch")
         calls = tasks_by_step(graph, select(

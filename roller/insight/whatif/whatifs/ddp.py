@@ -1,4 +1,4 @@
-"""Data parallelism: gradients in buckets, each reduced around a ring in parallel with backward."""
+"""What-if: data parallelism, with gradient buckets that are reduced around a ring in parallel with backward."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _ASSUMED = (
 
 @dataclass(frozen=True)
 class DDP(WhatIf):
-    """Train on several devices, as ``DistributedDataParallel`` does, from the profile of one.
+    """Train on several devices with ``DistributedDataParallel``, from the profile of one.
 
     Parameters
     ----------
     devices
-        How many; each has the profile's batch.
+        Number of devices, each with the profile's batch.
     bandwidth
-        Bytes a second of a link in one direction; by default the device's ``link_bytes_per_s``.
+        Bytes per second of a link in one direction; by default the device's ``link_bytes_per_s``.
     latency_us
-        Of one hop; by default the device's.
+        Latency of one hop; by default the device's.
     first_bytes, bucket_bytes
         Capacity of the first bucket, and of the others.
     interference
-        Factor on a reduction, which shares the device with kernels; 1.34 was published for one library.
+        Factor on a reduction that runs while kernels do; 1.34 was published for one library.
     """
 
     devices: int = 2
@@ -48,7 +48,7 @@ class DDP(WhatIf):
     assumptions, in_place = _ASSUMED, already_applied.data_parallel_reason
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the trace options of one of the devices; ``None`` for buckets of another size than PyTorch's."""
+        """Return the trace options of one device; ``None`` unless buckets have PyTorch's sizes."""
         usual = (self.first_bytes, self.bucket_bytes) == (FIRST_BUCKET_BYTES, BUCKET_BYTES)
         return super().memory_change() if usual else None
 

@@ -1,4 +1,4 @@
-"""Another device: every kernel priced anew."""
+"""What-if: another device, for which every kernel is priced again."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class Device(WhatIf):
-    """Run on another device.
-
-    Parameters
-    ----------
-    device
-        Its name, or the file of its specification.
-    host
-        Factor on the host's times.
-    """
+    """Run on another device, by name or specification file; ``host`` is a factor on the host's times."""
 
     device: str
     host: float = 1.0

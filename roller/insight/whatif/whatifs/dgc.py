@@ -1,4 +1,4 @@
-"""Deep gradient compression: only the largest gradients cross the network."""
+"""What-if: deep gradient compression, which sends only the largest gradients over the network."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class DGC(WhatIf):
-    """Compress every reduction of DDP, which comes first: values and indices of a share are gathered.
+    """Compress every reduction of a preceding DDP: values and indices of the largest gradients are gathered.
 
     Parameters
     ----------
     devices, bandwidth
         As in :class:`DDP`.
     density
-        Share of the gradients that is kept.
+        Share of the gradients that are sent.
     index_bytes, value_bytes
-        Of what is sent for each kept element.
+        Bytes per sent index, and per sent value.
     """
 
     devices: int = 2

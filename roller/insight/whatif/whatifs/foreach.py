@@ -1,4 +1,4 @@
-"""A grouped optimizer: one kernel for many parameters, in as many passes as before."""
+"""What-if: a grouped optimizer, with one kernel for many parameters and the same number of passes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class ForeachOptimizer(WhatIf):
-    """Group the kernels of an update that has some for every parameter (``foreach=True``).
-
-    Parameters
-    ----------
-    group
-        Parameters of one kernel.
-    """
+    """Update ``group`` parameters per kernel (``foreach=True``) instead of one."""
 
     group: int = 50
     assumptions = ("A group takes the sum of its kernels, less what each takes however small it is.",)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if it is in place."""
+        """Return the reason if the update already groups parameters."""
         return already_applied.foreach_optimizer_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:

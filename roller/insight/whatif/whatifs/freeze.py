@@ -1,4 +1,4 @@
-"""Frozen layers: no gradient of their weights is computed, and they are not updated."""
+"""What-if: frozen layers, which have no weight gradients and no update."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class Freeze(WhatIf):
-    """Freeze layers: those before the first trained layer lose their backward, other frozen ones and that one half.
-
-    Parameters
-    ----------
-    layers
-        Patterns of layers.
-    """
+    """Freeze layers. Layers before the first trained one lose their backward; it and later frozen ones lose half."""
 
     layers: tuple[str, ...] | str
     assumptions = ("Half of a layer's backward is the gradient of its weights, half that of its input.",)

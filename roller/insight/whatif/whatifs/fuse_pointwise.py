@@ -1,4 +1,4 @@
-"""Element-wise operators, norms and reductions in the kernels that a compiler generates for them."""
+"""What-if: element-wise operators, norms and reductions fused into generated kernels."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _CHAINS = (
 
 @dataclass(frozen=True)
 class FusePointwise(WhatIf):
-    """Fuse operators that are bound by memory, as a compiler does.
+    """Fuse memory-bound operators as a compiler does.
 
-    Of a traced step, the kernels are those that PyTorch's compiler would generate. Of a profile, which does not say
-    what reads what, neighbours on a stream that belong to one phase and layer are fused.
+    A traced step gets the kernels that PyTorch's compiler would generate. A profile has no data flow, so neighbours on
+    a stream that belong to one phase and layer are fused.
 
     Parameters
     ----------
     longest
-        Most kernels of a chain of a profile.
+        Most kernels in a chain of a profile.
     """
 
     longest: int = 8
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if it is in place."""
+        """Return the reason if a compiler already fused most memory-bound kernels."""
         return already_applied.fused_pointwise_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:

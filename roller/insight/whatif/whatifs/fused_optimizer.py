@@ -1,4 +1,4 @@
-"""A fused optimizer: one kernel for the update of all parameters."""
+"""What-if: a fused optimizer, with one kernel for the update of all parameters."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values
 
 @dataclass(frozen=True)
 class FusedOptimizer(WhatIf):
-    """Replace all kernels of the update, and their launches, by one.
+    """Replace all kernels of the update, and their launches, by one kernel.
 
     Parameters
     ----------
     optimizer
-        Its kind: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"momentum"``.
+        ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"momentum"``.
     prices
-        ``"model"``: the bytes it moves (Adam reads p, g, m, v and writes p, m, v) over the device's bandwidth, or over
-        that of the removed kernels where no device is named. ``"factor"``: the sum of the removed kernels, the
-        published rule, an upper bound where each of them is all latency.
+        ``"model"``: moved bytes (Adam reads p, g, m, v and writes p, m, v) divided by the bandwidth of the device, or
+        of the removed kernels if no device is named. ``"factor"``: the sum of the removed kernels, the published rule;
+        an upper bound if each of them is only latency.
     """
 
     optimizer: str = field(default="adam", metadata=allowed_values(*KINDS))
     prices: Pricing = field(default="model", metadata=allowed_values("model", "factor"))
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if it is in place."""
+        """Return the reason if the optimizer is already fused."""
         return already_applied.fused_optimizer_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with one kernel for the update of each step."""
+        """Return the graph with one update kernel per step."""
         gone, new = compute_tasks(graph, "optimizer"), []
         for own in tasks_by_step(graph, gone).values():
             time, name = Priced(total_duration_us(graph, own), "assumed"), f"fused {self.optimizer}"

@@ -1,4 +1,4 @@
-"""Compressed feature maps (Gist): encoded after their forward, decoded before their backward."""
+"""What-if: compressed feature maps (Gist), encoded after their forward and decoded before their backward."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class Gist(WhatIf):
-    """Keep feature maps in fewer bits between forward and backward.
+    """Store feature maps in fewer bits between forward and backward.
 
     Parameters
     ----------
     layers
-        Patterns of layers; all where none is named.
+        Patterns of layers; all layers by default.
     bits
-        Of an element that had 32: 1 for ReLU before pooling, 8 or 16 for shorter precision; the share that is not zero
-        times 40 or so for sparse storage.
+        Bits per 32-bit element: 1 for ReLU before pooling, 8 or 16 for lower precision, about 40 times the non-zero
+        share for sparse storage.
     """
 
     layers: tuple[str, ...] | str = ()
@@ -29,7 +29,7 @@ class Gist(WhatIf):
     assumptions = ("A map is encoded and decoded in one pass each; memory it saves is not made use of.",)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with a pass after each forward and one before each backward."""
+        """Return the graph with a pass after each layer's forward and one before its backward."""
         prices, new = TaskPrices(graph), []
         for one in (one for maps in saved_feature_maps(graph, self.layers).values() for one in maps):
             short = one.size_bytes * self.bits / 32

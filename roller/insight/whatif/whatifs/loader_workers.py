@@ -1,4 +1,4 @@
-"""Workers that load batches in parallel with the training."""
+"""What-if: workers that load batches in parallel with training."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _FROM_PAGES = re.compile(r"(HtoD|HostToDevice).*Pageable")
 
 @dataclass(frozen=True)
 class LoaderWorkers(WhatIf):
-    """Load batches in processes of their own, which hand them over through shared memory.
+    """Load batches in worker processes, which pass them through shared memory.
 
     Parameters
     ----------
     workers
-        How many.
+        Number of workers.
     prefetch
-        Batches that each keeps ready.
+        Batches that each worker keeps ready.
     of
-        Number of workers in the profile, if its batches come from workers: the profile does not give it.
+        Number of workers in the profile, which does not contain it; ``None`` if the training thread loads batches.
     """
 
     workers: int = 4
@@ -39,11 +39,11 @@ class LoaderWorkers(WhatIf):
     assumptions = ("Every worker has a core of its own, and begins with its share of a batch done.",)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if it is in place."""
+        """Return the reason if workers already load the batches."""
         return already_applied.loader_workers_reason(graph, loading_tasks(graph), self.workers, self.of)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph whose batches come from workers."""
+        """Return the graph with batches loaded by workers."""
         graph = unroll_steps(graph, STEADY) if loading_tasks(graph) else graph
         loads, took = loading_tasks(graph), loading_times_us(graph, loading_tasks(graph), self.of)
         batch = [n for n in copy_tasks(graph) if _FROM_PAGES.search(graph.tasks[n].name)]

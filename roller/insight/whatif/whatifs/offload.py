@@ -1,4 +1,4 @@
-"""Offloading (vDNN): feature maps leave the device after their forward, and return before their backward."""
+"""What-if: offloading (vDNN), which moves feature maps to the host between their forward and backward."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ OUT, BACK = Lane(0, "channel", "to host"), Lane(0, "channel", "from host")
 
 @dataclass(frozen=True)
 class Offload(WhatIf):
-    """Copy feature maps to the host, and back as soon as the backward comes near.
+    """Copy feature maps to the host, and back shortly before their backward.
 
     Parameters
     ----------
     layers
-        Patterns of layers; all where none is named.
+        Patterns of layers; all layers by default.
     bandwidth
-        Bytes a second between device and host.
+        Bytes per second between device and host.
     distance
-        Number of offloaded layers ahead of the backward at which a map is fetched.
+        Number of offloaded layers before a map's backward at which the map is fetched.
     waits
-        Whether the next kernel of forward waits for the copy, because its memory is needed at once.
+        Whether the next forward kernel waits for the copy, because it needs the memory at once.
     """
 
     layers: tuple[str, ...] | str = ()
@@ -36,7 +36,7 @@ class Offload(WhatIf):
     assumptions = ("The host's memory takes what is offloaded, and copies disturb no kernel.",)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with copies both ways."""
+        """Return the graph with copies in both directions."""
         new: list[New] = []
         for maps in saved_feature_maps(graph, self.layers).values():
             for position, one in enumerate(maps):

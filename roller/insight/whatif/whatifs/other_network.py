@@ -1,4 +1,4 @@
-"""Another network between devices."""
+"""What-if: another network between devices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class OtherNetwork(WhatIf):
-    """Scale the transfers on the network.
-
-    Parameters
-    ----------
-    bandwidth
-        Factor on the bandwidth.
-    """
+    """Scale the bandwidth of the network by a factor."""
 
     bandwidth: float = 2.0
     traced_with = ()
@@ -26,5 +20,5 @@ class OtherNetwork(WhatIf):
     of_several_ranks = True
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with the other network."""
+        """Return the graph with scaled network transfers."""
         return scale(graph, network_tasks(graph), 1.0 / self.bandwidth)

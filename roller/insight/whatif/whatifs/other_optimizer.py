@@ -1,4 +1,4 @@
-"""Another optimizer: the update has other kernels, with other memory traffic."""
+"""What-if: another optimizer, whose update has other kernels and other memory traffic."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from roller.insight.whatif.what_if import WhatIf, allowed_values
 
 @dataclass(frozen=True)
 class OtherOptimizer(WhatIf):
-    """Scale the update by the other optimizer's number of kernels and memory traffic.
-
-    Parameters
-    ----------
-    to, of
-        The other optimizer, and the one of the profile.
-    """
+    """Replace the optimizer ``of`` by ``to``: scale the update by the number of kernels and the memory traffic."""
 
     to: str = field(default="sgd", metadata=allowed_values(*KINDS))
     of: str = field(default="adam", metadata=allowed_values(*KINDS))
@@ -30,7 +24,7 @@ class OtherOptimizer(WhatIf):
     )
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if it is in place."""
+        """Return the reason if the profile's optimizer is already ``to``."""
         return already_applied.same_optimizer_reason(graph, self.to, self.of)
 
     def change(self, graph: StepGraph) -> StepGraph:

@@ -1,4 +1,4 @@
-"""Parameter server, and priority propagation (P3): gradients in slices, sent in the order in which they are needed."""
+"""What-if: a parameter server with priority propagation (P3), which sends gradient slices in the order of use."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 @dataclass(frozen=True)
 class ParameterServer(WhatIf):
-    """Push each gradient to its server, which updates, and pull the parameter before the layer's next forward.
+    """Push each gradient to a server, which updates it, and pull the parameter before the layer's next forward.
 
     Parameters
     ----------
     servers
-        Number of servers; one of them is on this machine, and its part crosses no network.
+        Number of servers; one is on this machine, and its part crosses no network.
     bandwidth, latency_us
-        Bytes a second of the link in one direction, and microseconds of a transfer; by default the device's.
+        Link bytes per second in one direction, and microseconds per transfer; by default the device's.
     slice_bytes
-        Largest transfer; one as large as the model sends every gradient whole, the plain parameter server.
+        Largest transfer; a slice of the model's size gives the plain parameter server.
     priority
-        Whether slices that the next forward needs first go first (P3).
+        Whether slices that the next forward needs first are sent first (P3).
     """
 
     servers: int = 4
@@ -38,7 +38,7 @@ class ParameterServer(WhatIf):
     assumptions = ("Servers update at once, and no two workers wait for each other at a server.",)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph of one worker, of three steps at least."""
+        """Return the graph of one worker, unrolled to at least three steps."""
         graph, size = unroll_steps(graph, 3), check_slices(graph, self.slice_bytes)
         bandwidth, latency_us = link_rates(graph, self.bandwidth, self.latency_us)
         steps = tasks_by_step(graph, compute_tasks(graph, "forward"))

@@ -1,4 +1,4 @@
-"""Activation recomputation: a block runs forward once more before its backward."""
+"""What-if: activation recomputation, which repeats a block's forward before its backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Recompute(WhatIf):
     Parameters
     ----------
     blocks
-        Patterns of layers; the layers of each pattern are one block, of which only the input is kept.
+        Patterns of layers; the layers of each pattern form one block, of which only the input is saved.
     """
 
     blocks: tuple[str, ...]
@@ -28,15 +28,15 @@ class Recompute(WhatIf):
     assumptions = ("A whole block runs again, although PyTorch stops at the last tensor that its backward reads.",)
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the trace options of the checkpointed step; ``None`` for patterns: traces match them differently."""
+        """Return the trace options of the checkpointed step; ``None`` for patterns, which traces match differently."""
         return None if set("".join(self.blocks)) & set("*?[") else super().memory_change()
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if it is in place."""
+        """Return the reason if backward already recomputes all blocks."""
         return already_applied.recomputed_blocks_reason(graph, self.blocks)
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with recomputation of what is not recomputed yet."""
+        """Return the graph in which all blocks are recomputed."""
         made = graph
         for block in self.blocks:
             chosen = compute_tasks_in_layers(graph, block)

@@ -1,4 +1,4 @@
-"""A model without some of its layers."""
+"""What-if: a model without some of its layers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class RemoveLayer(WhatIf):
-    """Remove layers: forward, backward, launches, and their share of the update.
-
-    Parameters
-    ----------
-    layers
-        Patterns of layers, as shells have them.
-    """
+    """Remove the layers of shell-style patterns: forward, backward, launches and share of the update."""
 
     layers: tuple[str, ...] | str
     assumptions = ("Layers beside a removed one keep the sizes they have.",)

@@ -1,4 +1,4 @@
-"""Restructured batch normalisation: half of it in the convolution before, half in the one after."""
+"""What-if: restructured batch normalisation, half of it fused into the preceding and half into the next convolution."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ _NORM, _ACTIVATION, _CONVOLUTION = (
 
 @dataclass(frozen=True)
 class RestructuredNorm(WhatIf):
-    """Remove activations between a normalisation and a convolution, and halve the normalisations.
-
-    Parameters
-    ----------
-    factor
-        Of the normalisations: the published 1/2.
-    """
+    """Remove activations between normalisation and convolution, and scale normalisations by the published 1/2."""
 
     factor: float = 0.5
     assumptions = ("Allocations and copies of the restructured layers are not counted: the gain is an upper bound.",)
@@ -43,7 +37,7 @@ class RestructuredNorm(WhatIf):
 
 
 def _both_orders(one: Task, other: Task) -> tuple[tuple[Task, Task], ...]:
-    return (one, other), (other, one)  # backward passes them the other way round
+    return (one, other), (other, one)  # backward runs them in reverse
 
 
 def _matches(pattern: re.Pattern[str], task: Task) -> bool:

@@ -1,4 +1,4 @@
-"""Graph substitution (MetaFlow): layers are removed, scaled or added, as found by an external search."""
+"""What-if: graph substitution (MetaFlow), with layers removed, scaled or added as an external search found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.insight.whatif.whatifs.remove_layer import RemoveLayer
 
 @dataclass(frozen=True)
 class Substitute(WhatIf):
-    """Apply given substitutions, without searching for them.
+    """Apply given substitutions; none are searched for.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Substitute(WhatIf):
     of_several_ranks = True
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph of the other model."""
+        """Return the graph of the substituted model."""
         for pattern, factor in self.scale.items():
             graph = scale(graph, compute_tasks_in_layers(graph, pattern), factor)
         for layer, times in self.add.items():

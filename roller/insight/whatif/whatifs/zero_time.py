@@ -1,4 +1,4 @@
-"""An upper bound of a gain: some tasks take no time."""
+"""What-if: an upper bound of a gain, for which some tasks take no time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class ZeroTime(WhatIf):
-    """Remove tasks, with their launches, as if they took no time. A task must meet all conditions.
+    """Remove tasks, with their launches, as if they took no time. A task must match all conditions.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class ZeroTime(WhatIf):
     layers
         Patterns of layers.
     name
-        Regular expression that is searched for in names of kernels and operators.
+        Regular expression, searched in the names of kernels and operators.
     """
 
     kind: str = ""
@@ -35,7 +35,6 @@ class ZeroTime(WhatIf):
     traced_with = ()
 
     def __post_init__(self) -> None:
-        """Check that the name is a regular expression, too."""
         super().__post_init__()
         try:
             re.compile(self.name)
