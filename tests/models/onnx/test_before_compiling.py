@@ -45,7 +45,7 @@ def test_a_fallback_without_its_package_is_found_before_compiling(monkeypatch, w
 def test_runtimes_are_asked_for_only_where_nodes_need_them(without):
     without("onnxruntime")
     need_runtimes([])
-    with pytest.raises(LaunchError, match=r"compute 6 nodes \('0', '1', '2', '3', \.\.\.\)"):
+    with pytest.raises(LaunchError, match=r"computes 6 nodes \('0', '1', '2', '3', \.\.\.\)"):
         need_runtimes([Foreign("onnxruntime", b"", nodes=tuple("0123")), Foreign("onnxruntime", b"", nodes=("4", "5"))])
 
 
