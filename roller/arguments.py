@@ -41,7 +41,6 @@ def _read(expr: Any) -> TensorExpr:
 
 def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) -> tuple[DeviceSpec, DeviceHandle | None]:
     """Return the specification to construct for, and the device to run on if one of this machine was named."""
-    from roller.backends.child import resolve
     from roller.backends.devices import is_reachable
 
     if not (isinstance(device, str) and is_reachable(device)):
@@ -49,6 +48,8 @@ def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) ->
             named = shown(device)
             raise RollerError(f"spec: expected beside a device to run on (cuda:0), got {named}. Pass it as device.")
         return _spec_of(device), None
+    from roller.backends.child import resolve  # reaches the device
+
     fitting, handle = resolve(device, list_specs(), load_spec)
     if spec is None:
         return fitting, handle

@@ -44,7 +44,7 @@ def reached(starts: set[str]) -> dict[str, str]:
 
 
 def is_copied(name: str, floors: tuple[str, ...]) -> bool:
-    """Return whether a module, or the package of one, is in a copy: files at the top, floors, and what leads to them."""
+    """Return whether a module, or the package of one, is in a copy: files at the top, floors, packages above them."""
     place = name.partition(".")[2].replace(".", "/")
     return (PACKAGE / f"{place.partition('/')[0]}.py").is_file() or any(
         f"{place}/".startswith(f"{floor}/") or f"{floor}/".startswith(f"{place}/") for floor in floors
