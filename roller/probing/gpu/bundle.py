@@ -49,15 +49,16 @@ def image_of(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
         return str(err)
 
 
-def create_bundle(spec: DeviceSpec, folder: Path) -> dict[str, Any]:
+def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver: bool = True) -> dict[str, Any]:
     """Write all GPU probes, with a runner, as a folder to run on the device's machine."""
     if not spec.traits.discrete:
         raise ArtifactError(
             f"--device: expected the specification of a GPU, got '{spec.name}'. Probe a CPU where it is."
         )
     with filled(folder) as work:
-        copy_package(work.folder, DRIVER)
-        rows = [_write(work, plan, image_of(plan, spec)) for plan in plans(spec)]
+        if driver:
+            copy_package(work.folder, DRIVER)
+        rows = [_write(work, plan, image_of(plan, spec) if images else "left out") for plan in plans(spec)]
         body = {
             "device": spec.name, "language": spec.target["language"],
             "arch": spec.target["arch"], "units": spec.units, "options": list(target_for(spec).probe_options),

@@ -16,6 +16,7 @@ from roller.backends.rocm import toolchain as hip
 from roller.compiler.dynamic.gpu import programs, search
 from roller.compiler.dynamic.gpu.programs import GpuProgram
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
+from roller.compiler.pipeline import lower
 from roller.emulator import emulate, prove
 from roller.emulator.translate import translate
 from roller.errors import ArtifactError, BuildError, EmulationError, LaunchError, NoCandidateError, RollerError
@@ -87,7 +88,7 @@ def test_a_kernel_computes_what_the_code_of_its_size_does(rows):
         rng = np.random.default_rng(sizes["i"])
         given = [rng.standard_normal(t.shape).astype(t.dtype) for t in expr.inputs]
         for kernel in rows.kernels:
-            own = target_for(rows.spec).lower(kernel.program.at(sizes), expr, rows.spec)
+            own = lower(kernel.program.at(sizes), expr, rows.spec)
             (got,), (meant,) = emulate(kernel.at(sizes, expr), given), emulate(own, given)
             np.testing.assert_array_equal(got, meant)
 

@@ -9,7 +9,6 @@ import roller
 from roller.backends.devices import parse
 from roller.errors import ArtifactError, LaunchError, RollerError
 from roller.probing import probes, split_by_spread
-from roller.probing.gpu import bundle as bundle_module
 from roller.probing.gpu.bundle import DeviceSession, create_bundle, plans, session_of_results
 from roller.runtime import bundle as runner
 from roller.runtime.probe_bundle import ProbeBundle, run_probe_bundle
@@ -41,9 +40,7 @@ def findings(session):
 def bundles(tmp_path_factory):
     """Bundles without images, which a null device does not need."""
     root = tmp_path_factory.mktemp("probes")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundle_module, "image_of", lambda plan, spec: "left out")
-        return {n: (root / n, create_bundle(roller.load_spec(n), root / n)) for n in NAMES}
+    return {n: (root / n, create_bundle(roller.load_spec(n), root / n, images=False)) for n in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
