@@ -1,4 +1,4 @@
-"""Canonical forms: axis fusion, and axis grouping (implicit GEMM) as an alternative form (design.md, section 2).
+"""Canonical forms: axis fusion, and axis grouping (implicit GEMM) as an alternative form (docs/design/construction.md).
 
 Fusion merges axes that are adjacent, or both absent, in every tensor; grouping tiles the spatial axes that no other
 input reads as one axis (``n*ho*wo`` of a convolution), with quasi-affine accesses.

@@ -1,4 +1,4 @@
-"""The float64 reference with bounds of correct kernels: running error analysis, stage by stage (design.md, section 7).
+"""The float64 reference with bounds of correct kernels: running error analysis, stage by stage (docs/design/check.md).
 
 Every node carries its exact value and the bounds of a correct kernel's value (:mod:`roller.expr.rounding`,
 :mod:`roller.expr.enclosing`); reductions add the bound of their order of summation (:class:`_Total`).
@@ -316,7 +316,7 @@ class _Total:
         return Enclosed.point(value) if total.is_point else within_range(self.dtype, value, total)
 
     def _rounded_sum(self, total: Enclosed) -> Enclosed:
-        # A sum of K terms b with spacing eps is off by 4 eps sqrt(K) sum|b| in any order (design.md, section 7),
+        # A sum of K terms b with spacing eps is off by 4 eps sqrt(K) sum|b| in any order (docs/design/check.md),
         # because different terms round in different directions. Of terms that are equal, n at a time, sqrt(K) becomes
         # sqrt(sum n^2). The bound never exceeds eps K sum|b|, the worst of all orders.
         size = sum(self.sizes)

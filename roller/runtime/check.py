@@ -1,6 +1,6 @@
 """Check a kernel's result against the float64 reference and its enclosure of rounding errors.
 
-One sum over ``K`` terms: ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|`` (design.md, section 7). Other
+One sum over ``K`` terms: ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|`` (docs/design/check.md). Other
 expressions: running error analysis (:mod:`roller.expr.enclosure`). Integers must be equal unless inexact floats
 decide them. Small outputs are compared whole, large ones at points of :mod:`roller.runtime.sample_points`.
 """
