@@ -296,8 +296,7 @@ PADDING_STEPS = 8
 def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int, vectors: bool = True) -> tuple[int, int]:
     """Return the smallest storage padding (elements) with the fewest conflicts, and the conflict degree."""
     # The paper's published pad is only a first guess; here every multiple of the copy vector up to eight is enumerated
-    # over one TEU (rule 3 of docs/design/construction.md). Without ``vectors``, copies move single elements, and any padding is
-    # valid.
+    # over one TEU (rule 3 of alignment). Without ``vectors``, copies move single elements, and any padding is valid.
     vector = max(1, VECTOR_BYTES // reads.itemsize_bytes) if vectors else 1
     step = vector if reads.row_elements % vector == 0 else 1
     best = (reads.degree(0, banks, bank_width_bytes), 0)
