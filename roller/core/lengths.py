@@ -10,7 +10,7 @@ from roller.core.formulas import Atom, Formula
 def quotients(
     points: Sequence[Mapping[str, int]], values: Sequence[int], most: int = 8
 ) -> Iterator[tuple[Formula, Formula]]:
-    """Yield fits ``floor((factor * size + shift) / divisor)``, as pairs of the least and the largest shift.
+    """Yield fits ``floor((factor * size + shift) / divisor)``, as pairs for the smallest and the largest shift.
 
     >>> points = [{"h": n} for n in (7, 8, 10, 13)]
     >>> [(f.at({"h": 15}), f == other) for f, other in quotients(points, [4, 4, 5, 7])]

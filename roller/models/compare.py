@@ -37,11 +37,11 @@ class Difference:
     Parameters
     ----------
     error
-        Largest absolute difference divided by the largest magnitude; infinite where only one of two values is NaN.
+        Largest absolute difference divided by the largest magnitude; infinite if only one of two values is NaN.
     tolerance
         Largest accepted ``error``.
     right, why
-        For a larger error, the fields of :class:`roller.models.witnesses.Verdict`.
+        For an error above the tolerance, the fields of :class:`roller.models.witnesses.Verdict`.
     """
 
     output: str
@@ -86,7 +86,7 @@ def compare(
     tolerance: float | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Run a compiled model and ONNX Runtime on random inputs, and decide which of them is right where they differ."""
+    """Run a compiled model and ONNX Runtime on random inputs, and if they differ, decide which is right."""
     program, session = made.plan.program, made.session()
     found, source = list[Difference](), ""
     for number in range(sets):

@@ -1,4 +1,4 @@
-"""Reference outputs of a model from ONNX Runtime, for the bundle of an absent GPU."""
+"""Reference outputs of a model from ONNX Runtime, for a bundle for an absent GPU."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def computed(
 
 
 def typed_outputs(program: Program, results: Sequence[Any]) -> tuple[np.ndarray, ...]:
-    """Return results as arrays in the program's shapes, where these are known."""
+    """Return results as arrays in the program's shapes if these are known."""
     values, named = program.values, zip(program.outputs, results, strict=True)
     return tuple(np.asarray(r).reshape(values[n].shape) if n in values else np.asarray(r) for n, r in named)
 

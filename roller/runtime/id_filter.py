@@ -1,4 +1,4 @@
-"""Choose operators by id with the patterns of ``--filter``."""
+"""Choose operators by id, with the patterns given by ``--filter``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of devices and their properties: code decides by a property, never by the kind's name."""
+"""Kinds of devices and their properties: code depends on properties, never on the kind's name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeviceKind:
     exchanges: bool = False
 
     def module_for(self, package: str, name: str = "") -> ModuleType:
-        """Return this kind's subpackage, or a module in it: ``roller.templates.gpu.checks``."""
+        """Return this kind's subpackage, or a module in it, for example ``roller.templates.gpu.checks``."""
         return module(f"roller.{package}.{self.name}" + (f".{name}" if name else ""))
 
     def expect(self, found: str, where: str) -> None:

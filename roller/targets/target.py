@@ -16,7 +16,7 @@ Kernel = TypeVar("Kernel")
 
 
 class Targeted(Protocol):
-    """A device specification as far as the choice of a target needs it."""
+    """The part of a device specification that the choice of a target needs."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -27,7 +27,7 @@ class Targeted(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the registry; modules and classes above are named as text and loaded on first use."""
+    """One row of the registry; modules and classes from layers above are given as text and loaded on first use."""
 
     name: str
     kind: DeviceKind
@@ -61,7 +61,7 @@ class Target:
 
     @property
     def emulated(self) -> bool:
-        """Whether an emulator runs its sources."""
+        """Whether an emulator runs the target's sources."""
         return bool(self.emulator)
 
     @property
@@ -86,11 +86,11 @@ class Target:
         return module(self.toolchain)
 
     def can_build(self) -> bool:
-        """Whether the target has a toolchain and it is installed."""
+        """Whether the target has a toolchain that is installed."""
         return bool(self.toolchain) and self.tools().available() is None
 
     def build(self, artifact: Kernel) -> Kernel:
-        """Return the built kernel; lowering has built it where there is no toolchain."""
+        """Return the built kernel; without a toolchain, lowering has already built it."""
         built: Kernel = self.tools().build(artifact) if self.toolchain else artifact
         return built
 

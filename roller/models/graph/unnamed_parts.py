@@ -1,7 +1,7 @@
-"""Parts as numbered forms with names: rules are applied once per pair of forms, because layers repeat.
+"""Parts as numbered forms plus names: because layers repeat, rules are applied once per pair of forms.
 
-A :class:`Piece` is a form (a part with numbered tensors) and the names of the numbers. The result of a rule on two
-forms that read each other in the same way is cached.
+A :class:`Piece` is a form (a part with numbered tensors) and the names that the numbers stand for. The result of a rule
+on two forms that read each other in the same way is cached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"@(\d+)(.*)", re.DOTALL)
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A numbered form with the names of its tensors, first inputs, then results of stages."""
+    """A numbered form with the names of its tensors: inputs first, then results of stages."""
 
     form: Computed
     names: tuple[str, ...]

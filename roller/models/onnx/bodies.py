@@ -15,7 +15,7 @@ def renamed(
     node: onnx.NodeProto, inputs: Sequence[str], find: Find, prefix: str,
     array: Callable[[onnx.TensorProto], np.ndarray],
 ) -> onnx.NodeProto:  # fmt: skip
-    """Return a copy of a node that reads ``inputs``, with outer names in its bodies replaced."""
+    """Return a copy of a node that reads ``inputs``, with the outer names in its bodies replaced."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     del made.input[:]

@@ -32,7 +32,7 @@ def base_of(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> Device
 
 
 def _of_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
-    """Return a specification for a device of another architecture, with the features of both."""
+    """Return a specification for a device of another architecture, with the features common to both."""
     target = tuple((k, properties.arch if k == "arch" else v) for k, v in near.target_items)
     fragments, execution = near.fragments, near.execution
     if _number(near.target["arch"]) > _number(properties.arch):
@@ -61,7 +61,7 @@ def _number(arch: str) -> int:
 
 
 def as_stated(spec: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
-    """Return a specification with the driver's numbers where they contradict it."""
+    """Return a specification with the driver's numbers if they contradict it."""
     known, before = settable(spec), spec.values()
     changed: dict[str, float] = {}
     for path, value in properties.stated:
