@@ -81,7 +81,7 @@ class _Terms(Sequence[tuple[Atom, ...]]):
 
 
 class _Space:
-    """Cached lists of candidate products for formulas of the given sizes."""
+    """Cached lists of candidate products for formulas in the given sizes."""
 
     def __init__(
         self, names: tuple[str, ...], divisors: tuple[int, ...], dividends: tuple[tuple[int, tuple[str, ...]], ...]

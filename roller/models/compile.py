@@ -86,16 +86,18 @@ def compile_model(
         another device are lowered, built if a toolchain is installed, and never run.
     batch, shapes, values
         Batch size, shapes by input name, and inputs whose values are known now; see
-        :func:`roller.models.onnx.reader.read`. On this machine's processor, a dimension may be a range, ``("sequence",
-        1, 512)`` or ``("sequence", range(1, 513))``: each call then chooses the size, within one session that compiles
-        nothing further. A symbol with the same name in another input denotes the same size. With ranges, only
-        ``options``, ``threads`` and ``deterministic`` may be given in addition.
+        :func:`roller.models.onnx.reader.read`. On this machine's processor, a dimension may be a range,
+        ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``: each call then chooses the size, within one session
+        that compiles nothing further. A symbol with the same name in another input denotes the same size. With ranges,
+        only ``options``, ``threads`` and ``deterministic`` may be given in addition.
     base_dir
         Folder of external weights for a model given as bytes or as a message; by default the folder of the path.
     top_k, options, deterministic
-        See :func:`roller.compile`; they apply to every kernel. budget_s Seconds for compiling. Each kernel's best
-        prediction is built and checked, however long that takes; further candidates are tried while time remains,
-        starting with the kernel that has the largest predicted share of the model.
+        See :func:`roller.compile`; they apply to every kernel.
+    budget_s
+        Seconds for compiling. Each kernel's best prediction is built and checked, however long that takes; further
+        candidates are tried while time remains, starting with the kernel that has the largest predicted share of the
+        model.
     fallback
         ``"onnxruntime"`` runs nodes that cannot be compiled in ONNX Runtime, including nodes whose shape is unknown
         before they run. By default, such nodes raise an error that lists them all.
@@ -126,7 +128,9 @@ def compile_model(
         Seconds for the proofs of all kernels together during compilation; 120 by default. 0 disables proofs, also when
         saving.
     remeasure
-        See :func:`roller.compile`; it applies to every kernel. Returns
+        See :func:`roller.compile`; it applies to every kernel.
+
+    Returns
     -------
     Session, RangeSession, GpuSession or CompiledModel
         A session if the device belongs to this machine (its processor or a GPU); otherwise a model whose

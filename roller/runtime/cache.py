@@ -272,7 +272,7 @@ class KernelCache:
 
     @contextlib.contextmanager
     def _dropping(self, row: Row) -> Iterator[None]:
-        """Drop the row if the block finds it damaged; keep it if it only cannot be read now."""
+        """Drop the row if the block finds it damaged; keep it if it merely cannot be read now."""
         try:
             yield
         except DAMAGE as err:

@@ -100,7 +100,7 @@ class Kind:
         return document
 
     def is_in(self, folder: Path) -> bool:
-        """Return whether a folder claims to be of this kind; nothing is verified."""
+        """Return whether a folder claims to be of this kind; do not verify anything."""
         folder = path_of(folder, "folder", error=ArtifactError, what=f"the folder of {self.what}")
         try:
             data = json.loads(read_text(folder / self.manifest))
@@ -213,7 +213,7 @@ class Container:
 
 
 class DeviceContainer(Container):
-    """Folder of kernels for one device."""
+    """Folder with kernels for one device."""
 
     device: str
     arch: str

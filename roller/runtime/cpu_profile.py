@@ -99,7 +99,7 @@ class Bench:
     def correct(
         self, artifacts: Mapping[str, KernelArtifact], records: dict[str, Record], rotating_bytes: int = 0
     ) -> Iterator[Contender]:
-        """Yield correct kernels one at a time (each holds packed constants); add failures to ``records``."""
+        """Yield correct kernels one at a time (each with its packed constants); add failures to ``records``."""
         # All artifacts of a compilation have the same constants.
         positions = {c.position for a in artifacts.values() for c in a.constants}
         values = {n: self.inputs[n].tobytes() for n in positions}

@@ -59,7 +59,7 @@ class Extents:
 
     @property
     def looked_at(self) -> list[dict[str, int]]:
-        """Sizes at which the expression is generalised; some may lie outside the box."""
+        """Sizes at which the expression is generalized; some may lie outside the box."""
         # Strides through the list, and the sum, keep axes from growing alike, which would hide the axis of a number.
         count = len(_LOOKED_AT)
         return [

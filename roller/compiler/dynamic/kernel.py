@@ -160,7 +160,7 @@ class VaryingKernel(CompiledKernel):
         return self.variants
 
     def at(self, *extents: int, **sizes: int) -> CompiledKernel:
-        """Return the kernel for one extent, given by position or by the name of its axis; nothing is compiled.
+        """Return the kernel for one extent, given by position or by the name of its axis, without compiling anything.
 
         Raises
         ------

@@ -156,7 +156,7 @@ class SymbolicRange(CompiledKernel):
         return kernel(*arrays, out=out, **options)
 
     def at(self, *extents: int, **sizes: int) -> CompiledKernel:
-        """Return the kernel for given sizes, by name or in the order of the ranges; nothing is compiled.
+        """Return the kernel for given sizes, by name or in the order of the ranges, without compiling anything.
 
         Raises
         ------

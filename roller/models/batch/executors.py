@@ -171,7 +171,7 @@ class Hired:
         Resources closed at the end, in reverse order.
     staffed
         Function that returns whether a worker is left that builds (argument ``False``) or judges (``True``); ``None``
-        if the executor itself raises.
+        if the executor itself raises an error.
     """
 
     executor: concurrent.futures.Executor

@@ -149,7 +149,7 @@ class Job:
         return self.quick if self.way(how) == QUICK else self.timed
 
     def way(self, how: Selection) -> Selection:
-        """Return ``QUICK`` for a negligible kernel, else ``how``."""
+        """Return ``QUICK`` for a negligible kernel, otherwise ``how``."""
         return QUICK if self.light else how
 
     def starts_with(self, how: Selection) -> list[Candidate]:

@@ -83,7 +83,7 @@ def _viewed(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tupl
 
 
 def _outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dict[int, str], list[Step]]:
-    """Return the value that holds each output, and the copies for outputs not computed in place."""
+    """Return the value that contains each output, and the copies for outputs not computed in place."""
     found: dict[int, str] = {}
     copies: list[Step] = []
     claimed: set[str] = set()

@@ -99,7 +99,7 @@ def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float
 
 
 def with_company(program: Program) -> set[str]:
-    """Return the kernels that can run concurrently with another step; other kernels need no prediction for a share."""
+    """Return the kernels that can run concurrently with another step; others do not need a prediction for a share."""
     # A step can move between its earliest and latest position on the critical path; a step is alone if no other step's
     # positions overlap these.
     graph = Dependencies.of(program.steps)

@@ -246,7 +246,7 @@ def _stores_affinely(part: Computed) -> bool:
 
 
 def with_affine_axes(part: Computed) -> Computed | None:
-    """Return a part whose axes are split into digits until every access is affine; ``None`` where that fails."""
+    """Return a part whose axes are split into digits until every access is affine; ``None`` if that fails."""
     if is_affine(part):
         return part
     extents = {a.name: a.extent for s in part.stages for a in s.axes}

@@ -47,7 +47,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_dict(data: Mapping[str, Any], constants: Mapping[str, np.ndarray], where: str = "plan") -> Plan:
-    """Rebuild a plan; ``where`` names the file in errors."""
+    """Rebuild a plan; ``where`` names the file in error messages."""
     try:
         values = {n: Value(n, tuple(shape), dtype) for n, shape, dtype in data["values"]}
         held = {n: constants[n] for n in data["constants"]}

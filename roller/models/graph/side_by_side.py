@@ -1,7 +1,7 @@
 """Co-scheduling: independent kernels that do not fill the device run concurrently, as in the paper, following Rammer.
 
 A model is divided into *sections*: within one, each lane runs a sequence of kernels constructed for its share of the
-units and reads only values of earlier sections or its own; lanes synchronise at its end. Sections grow greedily,
+units and reads only values of earlier sections or its own; lanes synchronize at its end. Sections grow greedily,
 starting with the kernel on the longest path to the end, and are kept if they are predicted to be faster than serial
 kernels.
 """

@@ -23,7 +23,7 @@ def large_constants(program: Program) -> list[str | None]:
 
 
 def by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[str | None]) -> list[int]:
-    """Return a lane's steps in an order that rereads weights while a core's caches hold them.
+    """Return a lane's steps in an order that rereads weights while they are still in a core's caches.
 
     Examples
     --------

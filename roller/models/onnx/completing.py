@@ -39,7 +39,7 @@ def completed(
 def corrected(
     found: list[Value | None] | str, node: Node, declared: Sequence[Value | None], inputs: Inputs, constants: Constants
 ) -> list[Value | None] | str:
-    """Return the types of a node's outputs, corrected where inference contradicts the operator's attributes."""
+    """Return the types of a node's outputs, corrected if inference contradicts the operator's attributes."""
     rule = None if node.domain else _MADE.get(node.op)
     if rule is None or isinstance(found, str) or found[0] is None:
         return found

@@ -120,7 +120,7 @@ def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
 
 
 def _points(box: Box) -> Iterator[dict[str, int]]:
-    """Yield sample sizes: in a sample, no two are equal, none is 1, and not all are the largest."""
+    """Yield sample sizes: within a sample, no two are equal, none is 1, and not all are the largest."""
     found: list[dict[str, int]] = []
     for p in itertools.islice(box.points(5), _TRIED):
         wide = all(x > 1 for x in p.values()) and len(set(p.values())) == len(p)

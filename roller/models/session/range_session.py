@@ -192,7 +192,7 @@ class RangeSession(HeldHere):
         return self._of(self._sizes((feeds,))).profile(feeds, repeats=repeats)
 
     def at(self, *values: int, **sizes: int) -> Session:
-        """Return the session for fixed sizes; nothing is compiled.
+        """Return the session for fixed sizes, without compiling anything.
 
         Parameters
         ----------

@@ -84,7 +84,7 @@ class GraphCall:
             self._places = None
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        """Run the graph; if the values make PyTorch raise, run it in PyTorch to get PyTorch's own error."""
+        """Run the graph; if the values make PyTorch raise an error, run it in PyTorch to get PyTorch's own error."""
         try:
             return self.alone(*arguments)
         except LaunchError as why:

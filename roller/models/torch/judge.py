@@ -172,7 +172,7 @@ def _wrong(
 
 
 def _attempt(eager: Run, arguments: Sequence[Any], mode: Any, random: bool) -> Sequence[Any] | None:
-    """Return PyTorch's results under a mode, on copies of the arguments; ``None`` if PyTorch raises."""
+    """Return PyTorch's results under a mode, on copies of the arguments; ``None`` if PyTorch raises an error."""
     import torch
 
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]

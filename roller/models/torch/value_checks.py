@@ -1,4 +1,4 @@
-"""Detection of argument values for which PyTorch raises, as extra boolean results of a graph."""
+"""Detection of argument values for which PyTorch raises an error, as extra boolean results of a graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
 
 
 def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
-    """Return a module with extra results that indicate whether PyTorch raises, and their number; ``None`` if none."""
+    """Return a module with extra results that show whether PyTorch raises an error, and their number, or ``None``."""
     import torch
 
     # PyTorch raises for integer divisions by zero and for indices and classes out of bounds; kernels do not.

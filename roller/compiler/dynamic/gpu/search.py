@@ -85,7 +85,7 @@ class _Codes:
         ]).reshape(len(kinds), len(places))  # fmt: skip
 
     def digest(self, row: int, sizes: Sizes) -> str:
-        """Return the kind of a program's code at the given sizes, assumed equal where it has only one kind."""
+        """Return the kind of a program's code at the given sizes, assumed equal if it has only one kind."""
         return self.single[row] if self.is_single(row) else self.written(row, sizes)
 
     def written(self, row: int, sizes: Sizes) -> str:
