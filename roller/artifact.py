@@ -86,7 +86,7 @@ class Constant:
     """An input whose values are the same in every call, so that callers do not pass it."""
 
     position: int  #: Index among the expression's inputs, in call order
-    #: Elements in row-major order as the kernel reads them (bfloat16 as bits); ``None`` where the caller holds them, as
+    #: Elements in row-major order as the kernel reads them (bfloat16 as bits); ``None`` if the caller holds them, as
     #: in the kernel cache, where one kernel serves all values.
     values: bytes | None = field(default=None, repr=False)
 

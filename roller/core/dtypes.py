@@ -30,9 +30,9 @@ class DType:
     digits: int = 0  #: Significant binary digits, including the implicit leading one
     exponents: tuple[int, int] = (0, 0)  #: Minimum and maximum exponent of normal numbers ``1.x * 2**e``
     largest: float = 0.0
-    has_infinity: bool = True  #: Whether values beyond :attr:`largest` become infinity; else they become NaN
+    has_infinity: bool = True  #: Whether values beyond :attr:`largest` become infinity; otherwise they become NaN
     keeps_small: bool = False  #: Whether no device flushes subnormal numbers to zero
-    bits: str = ""  #: NumPy dtype that carries the bits where NumPy lacks this dtype; else ``""``
+    bits: str = ""  #: NumPy dtype that carries the bits where NumPy lacks this dtype; otherwise ``""``
     aliases: tuple[str, ...] = ()  #: Other names that users may write
 
     @property

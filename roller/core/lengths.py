@@ -16,7 +16,7 @@ def quotients(
     >>> [(f.at({"h": 15}), f == other) for f, other in quotients(points, [4, 4, 5, 7])]
     [(8, True)]
     """
-    # The pair is equal where only one shift fits; else a size at which the two differ tells them apart.
+    # The pair is equal where only one shift fits; otherwise a size at which the two differ tells them apart.
     for divisor in range(1, most + 1):
         for factor in range(1, most + 1 if divisor == 1 else 2):
             for name in points[0]:

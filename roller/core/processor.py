@@ -17,7 +17,7 @@ from pathlib import Path
 
 #: Keys of ``/proc/cpuinfo`` that list features: x86 and Arm.
 _ROWS = ("flags", "Features")
-#: LLVM's name, Linux' name and NumPy's name (empty where it has none). Features for operating systems, cryptography
+#: LLVM's name, Linux's name and NumPy's name (empty if it has none). Features for operating systems, cryptography
 #: and tuning are not among them: no kernel contains their instructions.
 _KNOWN = (
     ("sse3", "pni", "SSE3"), ("ssse3", "ssse3", "SSSE3"), ("sse4.1", "sse4_1", "SSE41"), ("sse4.2", "sse4_2", "SSE42"),

@@ -29,7 +29,7 @@ from roller.targets.lazy import loaded
 LANGUAGES = tuple(t.language for t in TARGETS if t.kind.blocks and t.emulated)
 #: Orders in which the threads of a block (and the blocks of a grid) run between barriers.
 ORDERS = ("forward", "reverse", "random")
-#: Most threads of a block on any GPU.
+#: Maximum number of threads of a block on any GPU.
 _MAX_THREADS = 1024
 _ALIGNMENT = 256
 _GUARD = 256

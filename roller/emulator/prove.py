@@ -27,7 +27,7 @@ from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import digits_of_inputs
 from roller.expr.factors import Drawing
 
-#: Most distinct random numbers of an input, a prime; longer inputs repeat them.
+#: Maximum number of distinct random numbers of an input, a prime; longer inputs repeat them.
 _DISTINCT = 4_194_301
 
 

@@ -120,7 +120,7 @@ def _judged(
 def _difference(name: str, got: np.ndarray, wanted: np.ndarray, tolerance: float | None) -> Difference:
     if got.dtype.name in TOLERANCES:
         most = TOLERANCES[got.dtype.name] if tolerance is None else tolerance
-    elif got.dtype in (np.int8, np.uint8):  # results of a quantisation may be rounded to its next step
+    elif got.dtype in (np.int8, np.uint8):  # results of a quantization may be rounded to its next step
         most = 1.0 / max(float(np.abs(wanted.astype(np.int64)).max(initial=0)), 1.0)
     else:
         most = 0.0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Exclusive upper bound of random integer inputs, most of which are indices or token ids.
 _BELOW = 2
-#: Options that make ONNX Runtime compute a quantised model as its file specifies. Without them, processors without
+#: Options that make ONNX Runtime compute a quantized model as its file specifies. Without them, processors without
 #: byte dot products saturate sums of pairs, and floating-point biases become integers. Other models are unaffected.
 _AS_WRITTEN = {"session.x64quantprecision": "1"}
 _NOT_AS_WRITTEN = ("WeightBiasQuantization",)

@@ -183,7 +183,7 @@ def _session(
     sources = _sources(found.programs, points, options)
     _same_constants([*found.programs, largest])
     whole = plan(largest)
-    # All sizes share a plan's constants; its kernel expressions are not part of the generalised data.
+    # All sizes share a plan's constants; its kernel expressions are not part of the generalized data.
     fixed = [plan(p, within=whole) for p in found.programs]
     described = general([_described(f) for f in fixed], Fitter(points))
     passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None

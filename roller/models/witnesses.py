@@ -18,7 +18,7 @@ from roller.models.graph.steps import Program
 if TYPE_CHECKING:
     import onnx
 
-#: Most elements in all values of a model for which the reference evaluator, which is plain Python, runs.
+#: Maximum number of elements in all values of a model for which the reference evaluator, which is plain Python, runs.
 MAX_ELEMENTS = 1 << 26
 
 

@@ -89,7 +89,7 @@ class Diagnosis:
     bias: float  #: Median of measured over predicted
     residual: float  #: Mean absolute residual of ``ln``, all operators weighted equally
     finding: Explanation | None  #: The field that explains it, or ``None``
-    reason: str  #: Reason for no finding, else empty
+    reason: str  #: Reason for no finding, otherwise empty
     #: The best explanations, best first, which are no findings if ``finding`` is ``None``.
     tried: tuple[Explanation, ...] = ()
 
@@ -155,7 +155,7 @@ class _Fit:
 def diagnose(observations: Sequence[Observation], spec: DeviceSpec) -> Diagnosis:
     """Return the field of a spec that explains the residuals of its predictions, or the reason why there is none."""
     # Residuals r = ln(measured / predicted) are modelled as r = e * d, with the elasticity e of a field and a change d
-    # of its logarithm: the weighted median of r / e, which minimises absolute residuals and is robust to outliers.
+    # of its logarithm: the weighted median of r / e, which minimizes absolute residuals and is robust to outliers.
     data = _fitting(observations, spec)
     count, operators = len(data.programs), len(set(data.group.tolist()))
     if count < RECORDS or operators < OPERATORS:

@@ -23,7 +23,7 @@ from roller.runtime.cache_lock import file_lock
 #: Version of the tables; each version has its own file, so that different releases can share a folder.
 LAYOUT = 1
 _BUSY_S = 60.0
-#: Most values in one statement; SQLite before 3.32 allows 999.
+#: Maximum number of values in one statement; SQLite before 3.32 allows 999.
 _VARIABLES = 900
 #: Whether ``os.access`` can test the effective user's rights, which apply when files are opened.
 _AS_OPENED = os.access in os.supports_effective_ids
@@ -208,7 +208,7 @@ class Database:
         except (sqlite3.OperationalError, OSError):
             if all(os.access(p, os.W_OK, effective_ids=_AS_OPENED) for p in (self.path, self.path.parent)):
                 raise
-            # WAL needs files beside the database; if they cannot be created, no process here writes either.
+            # WAL needs files next to the database; if they cannot be created, no process here writes either.
             return self._connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1")
 
     def _open(self) -> sqlite3.Connection:

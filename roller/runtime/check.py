@@ -24,7 +24,7 @@ from roller.runtime.sample_points import every_point, points_of, points_of_progr
 from roller.tile.program import RProgram
 from roller.tile.winograd import only_reorders
 
-#: Most programs whose tile boundaries are compared at a time.
+#: Maximum number of programs whose tile boundaries are compared at a time.
 _MOST_PROGRAMS = 64
 
 

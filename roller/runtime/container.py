@@ -25,7 +25,7 @@ from roller.core.validation import path as path_of
 from roller.errors import MALFORMED, ArtifactError, LaunchError, ModelError
 
 MANIFEST = "manifest.json"
-#: Longest file name in bytes, and longest affix of temporary names beside a folder.
+#: Longest file name in bytes, and longest affix of temporary names next to a folder.
 _NAME_BYTES, _BESIDE_BYTES = 255, 20
 #: SHA-256 of every file by name; ``None`` for a file of arrays, each of which has its own checksum.
 Files: TypeAlias = dict[str, "str | None"]

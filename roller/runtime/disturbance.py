@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roller.runtime.clock import Clock, Load
 
-#: Least share of the processors' time that is named as a disturbance.
+#: Minimum share of the processors' time that is named as a disturbance.
 NAMED = 0.05
 #: Busy share of the processors left by a kernel from which others slow it down, if processors share cores.
 BESIDE = 0.25

@@ -25,7 +25,7 @@ _WORK, _PROGRAM_WORK = 1 << 21, 1 << 19
 _FEWEST, _MOST = 320, 896
 #: Fewest and most elements that a program adds.
 _FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM = 24, 160
-#: Most boundary positions per axis; of more pieces, the first, the last and some between are taken.
+#: Maximum number of boundary positions per axis; of more pieces, the first, the last and some between are taken.
 _POSITIONS = 128
 #: Vector lanes of all devices.
 _LANES = (2, 4, 8, 16, 32, 64)

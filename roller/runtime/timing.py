@@ -22,7 +22,7 @@ _COLD = 3.0
 _ROUNDS, _MOST_ROUNDS = 7, 60
 #: Share of a candidate's budget that is spent before the final.
 _HEAT = 1 / 3
-#: Most first runs of a candidate before a disturbed one may drop it.
+#: Maximum number of first runs of a candidate before a disturbed one may drop it.
 _LOOKS = 8
 #: Largest acceptable share of time taken by the hypervisor from a long kernel, which no window can avoid.
 STOLEN = 0.1

@@ -16,7 +16,7 @@ WINDOW_S = 2e-4
 LONG_S = 0.02
 #: Largest relative difference of block medians that agree; number of blocks of a series.
 AGREE, _BLOCKS = 0.15, 5
-#: Most calls of a window.
+#: Maximum number of calls of a window.
 _MOST_CALLS = 10_000
 #: Seconds to sleep after a disturbed window; the scheduler prefers a rested thread.
 REST_S = 4e-3

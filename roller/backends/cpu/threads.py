@@ -148,7 +148,7 @@ class Pool:
         for worker, where in zip(self.workers, places(len(self.workers), caller, processors(), core_name), strict=True):
             try:
                 os.sched_setaffinity(worker, where)
-            except OSError:  # a processor is offline, or a sandbox forbids it; placement is only an optimisation
+            except OSError:  # a processor is offline, or a sandbox forbids it; placement is only an optimization
                 self.workers = []
                 return
 

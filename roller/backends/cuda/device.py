@@ -31,7 +31,7 @@ _OWN = ("workspace", "panel")
 GRAPH_BELOW_S = 100e-6
 #: Target time of a graph in seconds, and most launches in it.
 _GRAPH_S, _MOST_LAUNCHES = 400e-6, 512
-#: Most sets of buffers that short runs rotate over.
+#: Maximum number of sets of buffers that short runs rotate over.
 _MOST_SETS = 64
 _MIN_SAMPLES, _MAX_SAMPLES = 7, 60
 #: Seconds below which a first run never drops a candidate: its time is mostly the launch.

@@ -72,7 +72,7 @@ def compile_varying(
     need_compiler("compiling for this processor")
     spec, options = target_units(spec, options), replace(options, units=None)
     # One axis along the first dimension can have kernels whose code takes its extent as a variable (families); all else
-    # takes code of some sizes that is generalised (symbolic_operator).
+    # takes code of some sizes that is generalized (symbolic_operator).
     varies = open_range(expr, shapes, constants)
     if varies is not None and families_suit(varies, spec, options):
         found, best = families(varies, spec, options)

@@ -13,7 +13,7 @@ from roller.errors import ExprError, LaunchError, RollerError, did_you_mean, sho
 from roller.expr import TensorExpr
 from roller.expr.stretching import Stretch, at_extents, stretch_of
 
-#: Sample extents for generalising an expression: coprime, so that no two products coincide.
+#: Sample extents for generalizing an expression: coprime, so that no two products coincide.
 _LOOKED_AT = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)
 
 

@@ -22,7 +22,7 @@ class Range:
 
     expr: TensorExpr  #: The expression at an arbitrary extent
     size: Size
-    #: Least and largest extent (elements).
+    #: Smallest and largest extents (elements).
     low: int
     high: int
 

@@ -19,7 +19,7 @@ from roller.errors import BuildError, RollerError
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 
-#: Number of codes of one kind to generate before generalising, and maximum sizes to try.
+#: Number of codes of one kind to generate before generalizing, and maximum sizes to try.
 _WRITTEN, _TRIED = 6, 40
 #: Minimum number of codes of one kind, and of values of each size among them.
 _FEWEST, _VALUES = 5, 4
@@ -35,7 +35,7 @@ def build(
     dividends = [e for e in program.extents if isinstance(e, Formula)]
     fitter = _told_apart(program, box, spec, most, dividends)
     artifact = _compiled(program, expression, spec, most, fitter)
-    # No formula is missing here: generalising the code would have failed.
+    # No formula is missing here: generalizing the code would have failed.
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)
     kernel = SymbolicKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
     return replace(kernel, proven=proven(kernel, asked, spec.units))

@@ -26,7 +26,7 @@ class SymbolicKernels:
     own: RelevantSizes  #: The expression and the sizes it depends on
     judged: tuple[PricedKernel, ...]  #: The kernels and their times
     spec: DeviceSpec
-    doubt: str = ""  #: Reason why the choice may be wrong, if the timing was disturbed; else empty
+    doubt: str = ""  #: Reason why the choice may be wrong, if the timing was disturbed; otherwise empty
     _chosen: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
     _lock: Lock = field(default_factory=Lock, compare=False, repr=False)
 

@@ -26,7 +26,7 @@ Constructed: TypeAlias = "tuple[tuple[Candidate, ...], tuple[int, ...]]"
 QUICK = Selection(deterministic=True)
 #: Bytes of rotating copies of constants over the bytes of the cache that must not hold them.
 _BEYOND = 1.5
-#: Most bytes of rotating copies: three kernels that are timed in turn hold copies at the same time.
+#: Maximum number of bytes of rotating copies: three kernels that are timed in turn hold copies at the same time.
 _MOST_BYTES = 1 << 27
 #: Number of constructions that take longer than loading the code generator, which then loads in parallel.
 _MANY = 8

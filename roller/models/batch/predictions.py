@@ -46,7 +46,7 @@ class Predictions:
         self._folder = None if cache is None else cache.folder
         digests = sorted(j.digest for j in jobs_of(sources, target, settings, {}))
         self._name = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-        #: Estimates by job digest, ``None`` where no program fits.
+        #: Estimates by job digest, ``None`` if no program fits.
         self._known = {} if self._folder is None else _estimates(read_note(self._folder, self._name))
         self.constructed: dict[str, Constructed] = {}
 

@@ -10,7 +10,7 @@ from roller.models.graph.lifetimes import Life, peak_bytes
 
 #: Alignment of buffers in the arena: a cache line.
 ALIGN_BYTES = 64
-#: Most buffers for which several placement orders are tried.
+#: Maximum number of buffers for which several placement orders are tried.
 _FEW = 4000
 
 

@@ -18,7 +18,7 @@ from roller.models.graph.lowering import Lowering
 from roller.models.graph.parts import Alias, Computed, Named
 from roller.models.graph.unnamed_parts import Forms, Piece, Rule
 
-#: Most passes over all parts per group of rules.
+#: Maximum number of passes over all parts per group of rules.
 _MOST_PASSES = 16
 #: Views begin at multiples of the widest access of a kernel.
 _ALIGN_BYTES = 16
@@ -26,7 +26,7 @@ _ALIGN_BYTES = 16
 _PASSES: tuple[tuple[Rule, ...], ...] = (
     # Movement (transpose, slice, broadcast, padding) goes into its readers' loads where they stay affine.
     (rules.move_plainly,),
-    # Element-wise parts go into their only reader; anchors (reductions, softmax, normalisation) append the
+    # Element-wise parts go into their only reader; anchors (reductions, softmax, normalization) append the
     # element-wise part that reads their result. Where values change width, a kernel ends at the narrowest value:
     # a narrowing part is appended to its anchor, a widening one goes into its readers, where possible.
     (rules.chain_wide, rules.absorb_narrow),

@@ -14,7 +14,7 @@ from roller.expr.scalar import FUNCTIONS, Call, walk
 from roller.models.graph import fusing
 from roller.models.graph.parts import Computed
 
-#: Most functions of an element-wise stage that its readers may recompute.
+#: Maximum number of functions of an element-wise stage that its readers may recompute.
 _CHEAP = 4
 
 

@@ -20,9 +20,9 @@ from roller.models.graph.unnamed_parts import Outcome
 
 Change: TypeAlias = Callable[[Computed], Computed]
 
-#: Most nodes of one scalar tree; longer chains are not fused.
+#: Maximum number of nodes of one scalar tree; longer chains are not fused.
 _MOST_NODES = 128
-#: Most tensors that one kernel loads.
+#: Maximum number of tensors that one kernel loads.
 _MOST_TENSORS = 8
 
 _APART = "positions do not compose"

@@ -17,7 +17,7 @@ from roller.models.graph.dependencies import Dependencies, live_bytes
 from roller.models.graph.steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Step, View
 from roller.models.graph.weights import by_constants, large_constants, reloaded_bytes, resident_bytes
 
-#: Most steps of a section, per lane.
+#: Maximum number of steps of a section, per lane.
 _LONGEST = 256
 #: Steps per lane for which a section grows without further gain.
 _PATIENCE = 8

@@ -16,7 +16,7 @@ from roller.expr import Const, Load, transform, walk
 from roller.models.graph.kernels import numbered
 from roller.models.graph.parts import Computed
 
-#: Result of a rule on two parts: the fused part, a reason for refusing, or ``None`` where the rule does not apply.
+#: Result of a rule on two parts: the fused part, a reason for refusing, or ``None`` if the rule does not apply.
 Outcome: TypeAlias = Computed | str | None
 Rule: TypeAlias = Callable[[Computed, Computed], Outcome]
 

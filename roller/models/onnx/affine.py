@@ -11,7 +11,7 @@ from roller.core.dtypes import FLOATS, NARROW_FLOATS
 from roller.models.graph.nodes import Node
 from roller.models.onnx.draft import Draft
 
-#: Most bytes of weights that are copied because other nodes read them too.
+#: Maximum number of bytes of weights that are copied because other nodes read them too.
 _COPY_BYTES = 1 << 26
 #: Two shifts cancel where their sum is at most this fraction of the larger one.
 _LEFT = 2.0**-10
@@ -180,7 +180,7 @@ def _cancel(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     """Whether two shifts nearly cancel somewhere, so that the rounding of the first determines the sum."""
     if one is None or other is None:
         return False
-    # For example rounding to integers by adding and subtracting ``1.5 * 2^23``.
+    # For example, rounding to integers by adding and subtracting ``1.5 * 2^23``.
     with np.errstate(invalid="ignore"):  # infinities cancel as well
         left, largest = np.abs(one + other), np.maximum(np.abs(one), np.abs(other))
         return bool((~(left > largest * _LEFT) & (largest > 0)).any())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx
 
-#: Returns the unique name for a local one, ``None`` where there is none.
+#: Returns the unique name for a local one, ``None`` if there is none.
 Find = Callable[[str], str | None]
 
 

@@ -15,9 +15,9 @@ from roller.models.onnx.dynamic_values import leave
 from roller.models.onnx.scope import Scope
 from roller.models.onnx.tracer_interface import GraphTracer
 
-#: Most nodes of an unrolled loop (rounds times nodes of its body).
+#: Maximum number of nodes of an unrolled loop (rounds times nodes of its body).
 MAX_UNROLLED = 20_000
-#: Most rounds of a loop without a trip count.
+#: Maximum number of rounds of a loop without a trip count.
 MAX_ROUNDS = 1024
 
 

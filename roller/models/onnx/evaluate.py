@@ -14,13 +14,13 @@ from roller.expr import FUNCTIONS
 from roller.models.graph.steps import Value
 from roller.models.onnx.types import onnx_dtype
 
-#: Most elements of one folded constant; one that repeats a single element needs no memory.
+#: Maximum number of elements of one folded constant; one that repeats a single element needs no memory.
 MAX_ELEMENTS = 1 << 26
 MAX_REPEATED_ELEMENTS = 1 << 30
 #: Most input and output elements of one node, and of all nodes of a model, for the reference (plain Python).
 MAX_REFERENCE_ELEMENTS = 1 << 18
 MAX_REFERENCE_TOTAL = 1 << 25
-#: Most bytes of all folded constants together.
+#: Maximum number of bytes of all folded constants together.
 MAX_FOLDED_BYTES = 1 << 31
 
 Arrays = Sequence[np.ndarray]

@@ -9,7 +9,7 @@ import onnx
 from roller.errors import ModelError
 from roller.models.onnx.ordering import MAX_DEPTH
 
-#: Most nodes after expansion; functions that call functions grow exponentially.
+#: Maximum number of nodes after expansion; functions that call functions grow exponentially.
 MAX_EXPANDED = 400_000
 #: Deepest nesting of calls.
 MAX_CALLS = 64

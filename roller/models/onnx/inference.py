@@ -14,7 +14,7 @@ from roller.models.onnx.completing import completed, corrected
 from roller.models.onnx.loading import Loaded
 from roller.models.onnx.types import element_type, onnx_dtype, static_value, tensor_type
 
-#: Most elements of constants passed to shape inference: shapes, axes, pads, split sizes.
+#: Maximum number of elements of constants passed to shape inference: shapes, axes, pads, split sizes.
 MAX_SHAPE_ELEMENTS = 4096
 
 #: Attributes for which onnx's inference uses a wrong default: name and correct default.

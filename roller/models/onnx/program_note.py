@@ -31,7 +31,7 @@ from roller.models.onnx.inline import without_weights
 from roller.models.onnx.note_files import identity, inside, locations, mapped, place_of, settled
 from roller.runtime.cache_key import code_digest
 
-#: Most bytes of a noted model, and of the constants in a note; and the most notes kept.
+#: Maximum number of bytes of a noted model, and of the constants in a note; maximum notes kept.
 MOST_BYTES, MOST_NOTES = 1 << 26, 16
 #: Exceptions of reading a damaged note or of writing one.
 _DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RollerError)

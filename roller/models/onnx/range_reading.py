@@ -21,7 +21,7 @@ from roller.models.graph.steps import ParallelGroup, Program, Run, Step, runs_of
 #: Number of sample sizes, of those that are not corners at least, of further ones per round where several formulas fit,
 #: and of rounds.
 _POINTS, _BETWEEN, _MORE, _ROUNDS = 9, 4, 2, 8
-#: Most candidates for sample sizes.
+#: Maximum number of candidates for sample sizes.
 _TRIED = 2000
 
 

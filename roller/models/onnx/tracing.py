@@ -32,7 +32,7 @@ from roller.models.onnx.scope import Scope
 from roller.models.onnx.tracer_interface import DynamicNodes
 from roller.models.onnx.types import array_value, plain_attribute, too_large
 
-#: Most nodes of all bodies after unrolling.
+#: Maximum number of nodes of all bodies after unrolling.
 MAX_BODY_NODES = 50_000
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from roller.errors import LaunchError, counted
 from roller.models.graph.steps import Foreign, Step
 
-#: Most nodes that an error names.
+#: Maximum number of nodes that an error names.
 _NAMED = 4
 
 _lock = threading.Lock()

@@ -82,7 +82,7 @@ class Frame:
         #: Outputs of the last run whose shape is known only at run time, by number.
         self.found: dict[int, np.ndarray] = {}
         self._graph: Any = None
-        #: Reason why steps are launched one by one; empty where there is a graph or none was requested.
+        #: Reason why steps are launched one by one; empty if there is a graph or none was requested.
         self.no_graph = ""
 
     def follow(self, stream: Stream) -> None:

@@ -24,7 +24,7 @@ from roller.runtime.windows import Timing
 
 #: Predicted seconds (``None`` without a prediction) and bottleneck by kernel key.
 Said: TypeAlias = "Mapping[str, tuple[float | None, str]]"
-#: Least seconds of timing whole calls, and of timing every step, and the number of samples that ends either.
+#: Minimum seconds of timing whole calls, and of timing every step, and the number of samples that ends either.
 _TIMED_S, _ENOUGH = 0.3, 100
 #: Discarded calls with timed steps.
 _WARMUPS = 2

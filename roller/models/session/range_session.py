@@ -29,7 +29,7 @@ from roller.models.session.session import Session
 if TYPE_CHECKING:
     from roller.models.session.profile import Profile
 
-#: Most sizes with a ready session; the oldest is dropped.
+#: Maximum number of sizes with a ready session; the oldest is dropped.
 _MOST_READY = 256
 
 

@@ -18,7 +18,7 @@ def grid_sample(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
     """
     # NaN and infinite positions give the results of PyTorch's CPU kernels. Images: NaN where a weight depends on the
     # position (linear with zeros, cubic), else the first element, or with border the last for an infinity. Volumes:
-    # nothing with zeros, else the last element for NaN.
+    # nothing with zeros, otherwise the last element for NaN.
     data, grid = inputs
     with np.errstate(invalid="ignore", over="ignore"):
         return _grid_sampled(xp, data, grid, attributes)
@@ -192,7 +192,7 @@ def _pooled(xp: Any, picture: Any, y: list[tuple[Any, Any]], x: list[tuple[Any, 
     return xp.stack(corners).max(axis=(0, 3, 5))
 
 
-#: Most samples along one side of a region; only a region far larger than any image has more.
+#: Maximum number of samples along one side of a region; only a region far larger than any image has more.
 _MOST_SAMPLES = 1 << 20
 
 

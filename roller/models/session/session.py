@@ -98,7 +98,7 @@ class Session(ModelCalls):
         self.plan = without_constants(plan)
         self.cores = cores
         self.kernels, self.constants = parts.kernels, parts.constants
-        #: Kernels by key, with their programs, estimates and sources; empty where the saved model lacks them.
+        #: Kernels by key, with their programs, estimates and sources; empty if the saved model lacks them.
         self.artifacts = parts.artifacts
         self._feeds = Feeds(plan.program)
         self.runner = parts.runner

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: Most shapes for which a graph is compiled; it runs in PyTorch for others.
+#: Maximum number of shapes for which a graph is compiled; it runs in PyTorch for others.
 MOST_SHAPES = 8
 #: Arguments of ``compile_model`` that the backend sets.
 _OURS = ("model", "device", "values", "shapes", "batch")

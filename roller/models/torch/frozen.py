@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Returns a function that runs the graph with the given arrays as constant inputs, by position.
 Pack = Callable[[Mapping[int, np.ndarray]], Callable[..., Any]]
-#: Most times that a set of weights is packed; if it still changes, it is passed as arguments.
+#: Maximum number of times that a set of weights is packed; if it still changes, it is passed as arguments.
 MOST_PACKS = 4
 
 _version = attrgetter("_version")

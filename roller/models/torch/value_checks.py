@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: Returns whether PyTorch raises for given arguments of an operator; ``None`` where it never does.
+#: Returns whether PyTorch raises for given arguments of an operator; ``None`` if it never does.
 _Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
 
 

@@ -19,7 +19,7 @@ from roller.hardware import DeviceSpec
 from roller.probing.measured import Measured, best_of
 from roller.probing.registry import microbench_folder
 
-#: Optimisation as in the code generator's backend, without floating-point traps and ``errno``.
+#: Optimization as in the code generator's backend, without floating-point traps and ``errno``.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared",
          "-fvisibility=hidden", "-pthread")  # fmt: skip
 #: Length of a window in seconds: long relative to the clock's resolution, short relative to a time slice (4 ms).

@@ -41,7 +41,7 @@ def _of_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSp
     kept = tuple(f for f in fragments if not f.arch or same_arch(f.arch, properties.arch))
     text = f"{properties.name}, starting from {near.name}"
     spec = replace(near, target_items=target, description=text, fragments=kept, execution=execution)
-    # A block's scratchpad limit depends on the architecture: the opt-in limit, else the static one.
+    # A block's scratchpad limit depends on the architecture: the opt-in limit, otherwise the static one.
     stated, shared = dict(properties.stated), spec.layer("shared")
     known = shared.usable_bytes or shared.capacity_bytes
     budget = stated.get(_BUDGET) or min(known, stated.get("limits.shared_bytes_per_block", known))

@@ -26,7 +26,7 @@ from roller.models.onnx.types import onnx_dtype
 
 _BY_OP = {"Add": "add", "Sub": "sub", "Mul": "mul", "Sum": "add", "Max": "max", "Min": "min"}
 
-#: Most operands of one kernel, which limits its inputs and the depth of its scalar tree.
+#: Maximum number of operands of one kernel, which limits its inputs and the depth of its scalar tree.
 _MOST_OPERANDS = 8
 #: Largest exponent that is computed by multiplications, which are exact on integers.
 _MOST_PRODUCTS = 8

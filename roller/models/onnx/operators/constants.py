@@ -8,7 +8,7 @@ from roller.core.dtypes import numpy_dtype
 from roller.models.onnx.lowering import Lowered, Rewritten, Site, Unsupported, lowers
 from roller.models.onnx.rewriting import Steps
 
-#: Most bytes of such a constant; larger ones are refused.
+#: Maximum number of bytes of such a constant; larger ones are refused.
 _MOST_BYTES = 1 << 26
 
 

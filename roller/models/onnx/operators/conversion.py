@@ -80,7 +80,7 @@ def quantize(site: Site) -> Lowered:
         value = call("add", value, converted(_parameter(site, zero, axes), zero.dtype, "float32"))
     limits = np.iinfo(site.output.dtype)
     low, high = literal(limits.min, "float32"), literal(limits.max, "float32")
-    # The comparison maps NaN, whose conversion is undefined, to the least integer.
+    # The comparison maps NaN, whose conversion is undefined, to the smallest integer.
     value = call("min", call("select", call("lt", low, value), value, low), high)
     return pointwise(site, axes, Cast(site.output.dtype, Cast("int32", value)), dtype="float32")
 

@@ -19,7 +19,7 @@ from roller.ops.reduce import p_norm
 from roller.ops.rows import axes_over, broadcast
 from roller.ops.windows import place
 
-#: Applies scale and shift to a normalised value at a point.
+#: Applies scale and shift to a normalized value at a point.
 Finish = Callable[[Scalar, tuple[Index, ...]], Scalar]
 
 

@@ -18,7 +18,7 @@ from roller.models.onnx.lowering import Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.cells import ACTIVATIONS
 from roller.models.onnx.rewriting import Steps
 
-#: Most steps of a sequence, each of which becomes a few steps of the plan.
+#: Maximum number of steps of a sequence, each of which becomes a few steps of the plan.
 _MOST_STEPS = 4096
 
 #: Number of gates and default activations of a layer.

@@ -28,7 +28,7 @@ _MOVES = frozenset((
     "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "SpaceToDepth",
     "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
 ))  # fmt: skip
-#: Most elements of a constant that is dequantised while rewriting.
+#: Maximum number of elements of a constant that is dequantized while rewriting.
 _MOST_ELEMENTS = 1 << 26
 #: Relative tolerance between a bias's scale and the product of the operands' scales, both rounded to float32.
 _BIAS_TOLERANCE = 1e-5

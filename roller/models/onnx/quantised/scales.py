@@ -21,7 +21,7 @@ _OF_ONE = frozenset((
     "Transpose", "Unsqueeze",
 ))  # fmt: skip
 _OF_ALL = frozenset(("Add", "Concat", "Max", "Mean", "Min", "Sub", "Sum"))
-#: Most operators through which a scale is propagated.
+#: Maximum number of operators through which a scale is propagated.
 _DEEPEST = 16
 _LEAST, _MOST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 
