@@ -102,7 +102,7 @@ def compile_model(
         ``"onnxruntime"`` runs nodes that cannot be compiled in ONNX Runtime, including nodes whose shape is unknown
         before they run. By default, such nodes raise an error that lists them all.
     executor
-        Builds kernels: any ``concurrent.futures.Executor``. Timing stays on this machine, one kernel at a time.
+        Any ``concurrent.futures.Executor``, which builds kernels. Timing stays on this machine, one kernel at a time.
     scheduler
         Address of a Dask scheduler (``"tcp://host:8786"``) or a ``distributed.Client``. All its workers build; workers
         with the resource ``gpu`` (or ``cpu_slot``, for processors like this one) check and time.
@@ -110,8 +110,8 @@ def compile_model(
         Number of build processes if neither an executor nor a scheduler is given; by default the number of processors.
     threads
         Threads per call, including the calling thread, if the device is a processor: kernels are constructed for that
-        many cores, and a session uses no more. All cores by default. Use ``1`` if many threads call at the same time or
-        the machine has other work. See also :func:`roller.load_model`.
+        many cores, and a session uses no more. By default, all cores are used. Use ``1`` if many threads call at the
+        same time or the machine has other work. See also :func:`roller.load_model`.
     cache
         Whether kernels are read from the cache and written to it.
     progress
@@ -122,8 +122,8 @@ def compile_model(
         to be faster.
     prove
         Run kernels for an absent GPU on the emulator (g++) now, those with the largest predicted share first. A wrong
-        candidate is replaced; each artifact records which parts were not proved. By default this happens when the model
-        is saved.
+        candidate is replaced; each artifact records which parts were not proved. By default, this happens when the
+        model is saved.
     prove_s
         Seconds for the proofs of all kernels together during compilation; 120 by default. 0 disables proofs, also when
         saving.

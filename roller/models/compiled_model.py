@@ -61,7 +61,8 @@ class CompiledModel(HeldHere):
         Maximum seconds that saving spends on proving kernels for an absent GPU; 0 if compilation proved them or proofs
         are disabled.
     again
-        Compiles the model again with the given seconds for proofs; ``None`` if kernels are checked on their device.
+        Function that compiles the model again with the given seconds for proofs; ``None`` if kernels are checked on
+        their device.
     """
 
     other_way: ClassVar[str] = "Save it with save(folder), and load it with roller.load_model(folder)."
@@ -143,7 +144,7 @@ class CompiledModel(HeldHere):
         Parameters
         ----------
         seconds
-            Limit for all proofs together, earlier ones included.
+            Limit for all proofs together, including earlier ones.
 
         Raises
         ------
@@ -162,13 +163,13 @@ class CompiledModel(HeldHere):
     ) -> Path:
         """Write the model to a folder that runs without a compiler.
 
-        :func:`roller.load_model` loads it on a machine that has the device. For a GPU the folder is a bundle that
+        :func:`roller.load_model` loads it on a machine that has the device. For a GPU, the folder is a bundle that
         ``python -m roller.models.session.bundle run`` checks, times and profiles on that machine.
 
         Parameters
         ----------
         folder
-            Must not exist, or be empty.
+            Folder that does not exist or is empty.
         expected
             Results that a GPU must reproduce; see :func:`roller.models.expected.expected_of`.
         prove_s

@@ -148,7 +148,7 @@ class Container:
     Raises
     ------
     ArtifactError
-        If the manifest is missing, altered, malformed, too new, of another kind, or names a file outside the folder.
+        If the manifest is missing, altered, malformed, too new or of another kind, or names a file outside the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], kind: Kind) -> None:

@@ -29,7 +29,8 @@ class Predictions:
     sources
         All kernels of the model; together with the settings they identify the note.
     construct
-        Constructs jobs and returns the candidates by job digest; jobs without a fitting program are missing.
+        Function that constructs jobs and returns the candidates by job digest; jobs without a fitting program are
+        missing.
     cache
         Where the note is stored; ``None`` to store none.
     """

@@ -35,7 +35,7 @@ class Proofs:
     kernels, workers
         Number of kernels that share the limit, and number of kernels proved at a time.
     run
-        Runs tasks in parallel.
+        Function that runs tasks in parallel.
     """
 
     def __init__(

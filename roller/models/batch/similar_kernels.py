@@ -1,8 +1,8 @@
 """Corrects predicted times of kernels by the measured times of similar kernels of the same model.
 
-Layers of a model differ little: 36 convolutions of DenseNet are three kernels with different numbers of channels. The
-misprediction for a register tile is common to all of them, so a few pilots are timed in full, and their ratios of
-measured to predicted time by kernel family correct the others, which often leaves one candidate to build.
+Layers of a model differ little: for example, 36 convolutions in DenseNet are three kernels with different numbers of
+channels. The misprediction for a register tile is common to all of them, so a few pilots are timed in full, and their
+ratios of measured to predicted time by kernel family correct the others, which often leaves one candidate to build.
 """
 
 from __future__ import annotations

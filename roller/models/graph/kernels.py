@@ -19,9 +19,9 @@ class Kernel:
     Parameters
     ----------
     key
-        Equal for parts that may share the kernel, regardless of names and values of constants.
+        Key that is equal for parts that may share the kernel, regardless of names and values of constants.
     inputs, outputs
-        Names of values, one per input and output of the expression.
+        Names of values, one for each input and output of the expression.
     """
 
     key: str

@@ -106,7 +106,7 @@ class _Choice:
     values
         Layout of every value that may be blocked.
     able
-        By position of a step that may run on blocked values, its blocked kernel (``None`` for a join).
+        Blocked kernel (``None`` for a join) by position of each step that may run on blocked values.
     """
 
     program: Program

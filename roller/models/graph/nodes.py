@@ -47,7 +47,7 @@ class Region(Node):
     members
         The nodes; ``attributes["model"]`` contains them as ONNX bytes, with inputs and outputs in the region's order.
     reasons
-        By node name, the reason why the node is in the region.
+        Reason why each node is in the region, by node name.
     """
 
     members: tuple[Node, ...] = ()
@@ -65,7 +65,7 @@ class Graph:
     nodes
         Nodes in topological order.
     values
-        Every value by name, constants included, with static shapes.
+        Every value by name, including constants, with static shapes.
     constants
         Arrays by name (bfloat16 by ``ml_dtypes``); external ones are memory-mapped.
     loose

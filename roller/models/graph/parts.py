@@ -32,7 +32,7 @@ class Computed:
     outputs
         Names that other parts may read.
     nodes
-        Names of the nodes of origin.
+        Names of the original nodes.
     """
 
     reads: tuple[Tensor, ...]
@@ -184,7 +184,7 @@ class FallbackSubgraph:
 
 
 class Named(Protocol):
-    """Protocol of parts: names of the values read and written, and of the nodes of origin."""
+    """Protocol of parts: names of the values read and written, and of the original nodes."""
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ class Value:
     Parameters
     ----------
     name
-        Unique in its model.
+        Name of the tensor, unique in its model.
     shape
         Elements per dimension; ``()`` is a scalar, dimensions may be 0.
     dtype
@@ -161,7 +161,7 @@ class Program:
     values
         All values by name, including constants.
     steps
-        In an order in which every value is written before it is read.
+        Steps in an order in which every value is written before it is read.
     kernels
         Sources of the kernels by key.
     loose

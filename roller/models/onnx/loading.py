@@ -44,7 +44,7 @@ class Loaded:
     written
         Version of ONNX's own domain in the file.
     array
-        Reads a tensor of a body, whose data may be external.
+        Function that reads a tensor in a body, whose data may be external.
     """
 
     name: str

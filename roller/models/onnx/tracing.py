@@ -44,7 +44,7 @@ class Tracer:
     declared
         Types declared by the model, used if inference gives none; empty if shapes were overridden.
     loose
-        Receives nodes whose results have unknown shapes; ``None`` refuses them.
+        Receives nodes whose results have unknown shapes; if ``None``, such nodes are refused.
     """
 
     def __init__(

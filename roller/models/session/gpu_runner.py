@@ -165,7 +165,7 @@ class GpuSession(ModelCalls):
         Parameters
         ----------
         folder
-            Must not exist, or be empty.
+            Folder that does not exist or is empty.
         expected
             Results that ``python -m roller.models.session.bundle run`` checks before timing.
 

@@ -67,9 +67,9 @@ class RangePlan:
     kernels
         For each key, all kernels that can compute it.
     choose
-        Returns the position in ``kernels`` of the kernel for a key at the given sizes.
+        Function that returns the position in ``kernels`` of the kernel for a key at the given sizes.
     predict
-        Returns the predicted seconds of the kernel at a position.
+        Function that returns the predicted seconds of the kernel at a position.
     """
 
     general: General

@@ -158,8 +158,8 @@ def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]
 def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
     """Pool regions ``inputs[1]`` ``(regions, 4)`` of the images in ``inputs[0]`` with the numbers ``inputs[2]``.
 
-    Attributes: ``mode`` (avg, max), ``size`` (rows, columns of a result), ``samples`` (per bin and side; 0: as many as
-    the bin has points), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
+    Attributes: ``mode`` (avg, max), ``size`` (rows, columns of a result), ``samples`` (per bin and side; 0 for as many
+    as the bin has points), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
     """
     data, regions, pictures = inputs
     rows, columns = attributes["size"]

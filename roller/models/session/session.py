@@ -177,7 +177,7 @@ class Session(ModelCalls):
         Parameters
         ----------
         folder
-            Must not exist, or be empty.
+            Folder that does not exist or is empty.
         sources
             Whether to include the programs, estimates and sources of the kernels, for inspection.
 

@@ -69,7 +69,8 @@ def roller_backend(
     Returns
     -------
     callable
-        Takes the graph's arguments and returns its outputs as a tuple; for an unsupported graph, the graph itself.
+        Function that takes the graph's arguments and returns its outputs as a tuple; for an unsupported graph, the
+        graph itself.
 
     Raises
     ------

@@ -24,9 +24,9 @@ class Parameters:
     scale
         Float32: a single number, or one per position along ``axis``.
     zero
-        In the stored dtype, with the same shape.
+        Zero points, in the stored dtype and with the same shape.
     axis
-        ``None`` if both are single numbers.
+        Axis of the scales; ``None`` if both are single numbers.
     """
 
     scale: np.ndarray
