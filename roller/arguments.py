@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def expression_of(expr: Any) -> TensorExpr:
-    """Return a TensorExpr, read from TVM TE tensors or a PrimFunc where needed."""
+    """Return a TensorExpr, read from TVM TE tensors or a PrimFunc if needed."""
     read = expr if isinstance(expr, TensorExpr) else _read(expr)
     check_arithmetic(read)
     return read
@@ -40,7 +40,7 @@ def _read(expr: Any) -> TensorExpr:
 
 
 def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) -> tuple[DeviceSpec, DeviceHandle | None]:
-    """Return the specification to construct for, and the device to run on if one of this machine was named."""
+    """Return the device specification to construct for, and the device to run on if a local one was named."""
     from roller.backends.devices import is_reachable
 
     if not (isinstance(device, str) and is_reachable(device)):
@@ -72,7 +72,7 @@ def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
 
 
 def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | None) -> ConstructOptions:
-    """Return the options with ``top_k`` replaced where given."""
+    """Return the options with ``top_k`` replaced if given."""
     chosen = ConstructOptions() if options is None else options
     if not isinstance(chosen, ConstructOptions):
         raise RollerError(
@@ -84,7 +84,7 @@ def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | 
 def constants_of(
     constants: Mapping[str, Any] | None, expression: TensorExpr, options: ConstructOptions
 ) -> tuple[ConstructOptions, tuple[Constant, ...]]:
-    """Return the options with the names of the constants, and copies of their values by position."""
+    """Return the options with the names of the constants, and copies of the constants' values by position."""
     from roller.artifact import Constant  # not needed by construction and prediction
 
     if constants is not None and not isinstance(constants, Mapping):

@@ -57,18 +57,18 @@ class Argument:
 
     @classmethod
     def of_number(cls, name: str, value: int) -> Argument:
-        """Return an argument that is passed by value, 32 bits wide."""
+        """Return a 32-bit argument that is passed by value."""
         return cls(name, NUMBER, (value,), "int32")
 
     @property
     def number(self) -> int | None:
-        """Value of an argument that is passed by value, else ``None``."""
+        """Value of an argument that is passed by value; ``None`` for other arguments."""
         return self.shape[0] if self.role == NUMBER else None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: entry of ``source``, grid and block (x, y, z), argument names in kernel order."""
+    """One kernel launch: entry point of ``source``, grid and block (x, y, z), argument names in kernel order."""
 
     source: str
     entry: str
@@ -86,7 +86,7 @@ class Constant:
     """An input whose values are the same in every call, so that callers do not pass it."""
 
     position: int  #: Index among the expression's inputs, in call order
-    #: Elements in row-major order as the kernel reads them (bfloat16 as bits); ``None`` where the caller holds them, as
+    #: Elements in row-major order as the kernel reads them (bfloat16 as bits); ``None`` if the caller holds them, as
     #: in the kernel cache, where one kernel serves all values.
     values: bytes | None = field(default=None, repr=False)
 
@@ -121,7 +121,7 @@ class KernelArtifact:
     constants
         Constant inputs; see :class:`Constant`.
     prepare
-        Launch that packs constants into panels once, when the kernel is loaded; ``None`` without packing.
+        Launch that packs constants into panels once, when the kernel is loaded; ``None`` if nothing is packed.
     """
 
     language: str
@@ -144,12 +144,12 @@ class KernelArtifact:
 
     @property
     def doubt(self) -> str:
-        """Reason why the measured time, and the choice by it, may be wrong; empty if undisturbed."""
+        """Reason why the measured time, and the choice based on it, may be wrong; empty if there is none."""
         return str(self.build.get(DOUBT, ""))
 
     @property
     def tied(self) -> str:
-        """Reason why the candidates could not be ranked by their valid times; empty if they were."""
+        """Reason why the candidates could not be ranked by their valid times; empty if they could."""
         return str(self.build.get(TIED, ""))
 
     @property
@@ -159,7 +159,7 @@ class KernelArtifact:
 
     @property
     def outputs(self) -> tuple[Argument, ...]:
-        """Arguments that the kernel writes for the caller."""
+        """Arguments that the kernel writes and returns to the caller."""
         return tuple(a for a in self.arguments if a.role == "output")
 
     @property
@@ -194,12 +194,12 @@ class KernelArtifact:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], where: str = "artifact") -> KernelArtifact:
-        """Return the artifact of JSON data; ``where`` names the file in errors.
+        """Return the artifact described by JSON data; ``where`` names the file in error messages.
 
         Raises
         ------
         ArtifactError
-            If the data are of a newer format, damaged, or incomplete.
+            If the data are damaged, incomplete, or in a newer format.
         """
         version = data.get("format_version") if isinstance(data, dict) else None
         if not isinstance(version, int) or isinstance(version, bool):
@@ -253,7 +253,7 @@ class KernelArtifact:
         return target
 
     def _parts(self) -> list[bytes]:
-        """Return the parts of the file; without constants they are JSON alone, which every version reads."""
+        """Return the parts of the file; without constants, the file is plain JSON, which every version reads."""
         if all(c.values is None for c in self.constants):
             return [json.dumps(self.to_dict()).encode()]
         bare = replace(self, constants=tuple(replace(c, values=None) for c in self.constants))
@@ -276,7 +276,7 @@ class KernelArtifact:
         Raises
         ------
         ArtifactError
-            If the file is missing, damaged or of a newer format.
+            If the file is missing, damaged, or in a newer format.
         """
         file, where = path_of(path, "path", error=ArtifactError), str(path)
         try:
@@ -307,7 +307,7 @@ def _padding(size: int) -> bytes:
 
 
 def _values_of(data: memoryview, position: int, rows: Sequence[Any]) -> Iterator[bytes | None]:
-    """Yield the constants from a position of a file on, verified by size and checksum."""
+    """Yield the constants of a file, starting at a position, verified by size and checksum."""
     for row in rows:
         if row is None:
             yield None

@@ -1,4 +1,4 @@
-"""The error tree of roller, and helpers for messages."""
+"""The exception hierarchy of roller, and helpers for messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""Return text with control characters escaped, so that a terminal does not obey it; line ends are kept.
+    r"""Return text with control characters escaped, so that a terminal does not interpret them; line ends are kept.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def bounded(text: str) -> str:
-    """Return a message of bounded length; omitted characters within words and in the middle are counted.
+    """Return a message of bounded length; the number of characters omitted within words and in the middle is shown.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def bounded(text: str) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Keep the start and the end, which holds the remedy."""
+    """Keep the start and the end, which contains the remedy."""
     if len(text) <= most:
         return text
     tail = most // 4
@@ -59,7 +59,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 class _Shown(reprlib.Repr):
-    """Formats values of any size and depth on one line, with omissions."""
+    """Formats values of any size and depth on one line, with parts omitted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,18 +68,18 @@ class _Shown(reprlib.Repr):
         self.maxstring = self.maxother = _MOST_SHOWN
 
     def repr1(self, x: Any, level: int) -> str:
-        """Return a value's text at a depth, or its type where its own ``repr`` fails."""
+        """Return a value's text at a given depth, or its type if its own ``repr`` fails."""
         try:
             return super().repr1(x, level)
         except Exception:  # noqa: BLE001 - its author's code, or a number within it: the error is said all the same
             return f"a {type(x).__name__}"
 
     def repr_int(self, x: int, level: int) -> str:
-        """Return an integer, or its size in bits where Python refuses to print it."""
+        """Return an integer, or its size in bits if Python refuses to print it."""
         return f"an integer of {x.bit_length()} bits" if abs(x) >= 10**_MOST_DIGITS else repr(x)
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Return any other value on one line; NumPy prints arrays on several."""
+        """Return any other value on one line; NumPy prints arrays on several lines."""
         return _shortened(" ".join(repr(x).split()), _MOST_SHOWN)
 
 
@@ -127,7 +127,7 @@ class NoCandidateError(RollerError, RuntimeError):
     Parameters
     ----------
     message
-        The reasons.
+        The reasons for failure.
     wrong
         Digests of the programs whose kernels compute wrong results.
     """
@@ -138,7 +138,7 @@ class NoCandidateError(RollerError, RuntimeError):
 
 
 class ArtifactError(RollerError, ValueError):
-    """An artifact is damaged, of a newer format, or cannot be written."""
+    """An artifact is damaged, is in a newer format, or cannot be written."""
 
 
 class ModelError(RollerError, ValueError):
@@ -151,7 +151,7 @@ class UnsupportedError(ModelError):
     Parameters
     ----------
     message
-        All nodes, with a remedy.
+        All affected nodes, with a remedy.
     model
         Name of the model.
     nodes

@@ -1,1 +1,1 @@
-"""Backends: build and launch the artifacts of each language."""
+"""Backends, which build and launch the artifacts for each language."""

@@ -1,6 +1,7 @@
-"""Messages between profiler and device processes: a JSON header and binary blobs, length-prefixed.
+"""Messages between profiler and device processes: a JSON header and binary blobs, both length-prefixed.
 
-Without pickle, a damaged message cannot execute code. Arrays are blobs with dtype and shape in the header.
+Because pickle is not used, a damaged message cannot execute code. Arrays are blobs whose dtypes and shapes are in the
+header.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ def _read(fd: int, size: int, deadline: float | None) -> bytes:
 
 
 def pack(arrays: Sequence[np.ndarray]) -> tuple[list[list[Any]], list[bytes]]:
-    """Return descriptions and blobs of arrays; the inverse of :func:`unpack`."""
+    """Return descriptions and blobs for arrays; the inverse of :func:`unpack`."""
     return [[a.dtype.str, list(a.shape)] for a in arrays], [np.ascontiguousarray(a).tobytes() for a in arrays]
 
 
 def unpack(descriptions: Sequence[Sequence[Any]], blobs: Sequence[bytes]) -> list[np.ndarray]:
-    """Return the arrays of :func:`pack`, read-only."""
+    """Return the arrays packed by :func:`pack`, read-only."""
     pairs = zip(descriptions, blobs, strict=True)
     return [np.frombuffer(b, np.dtype(dtype)).reshape(shape) for (dtype, shape), b in pairs]

@@ -1,4 +1,4 @@
-"""Parent's side of a device process: start, request with a time limit, restart after a fault."""
+"""Parent's side of a device process: start, requests with a time limit, and restart after a fault."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class DeviceFault(Exception):
 
 
 class DeviceProcess:
-    """Process that holds one device; started on first use and again after a fault.
+    """Process that owns one device; it is started on first use and again after a fault.
 
     Parameters
     ----------
     command
-        Command to start instead of this package's worker, e.g. under a checker; the device's name is appended.
+        Command to start instead of this package's worker, for example under a checker; the device's name is appended.
     """
 
     def __init__(self, handle: DeviceHandle, command: Sequence[str] = ()) -> None:
@@ -142,7 +142,7 @@ def end_process(process: subprocess.Popen[bytes], stderr: IO[bytes] | None) -> N
 
 
 def resolve(device: str, names: Iterable[str], load: Callable[[str], DeviceSpec]) -> tuple[DeviceSpec, DeviceHandle]:
-    """Return the specification and the handle of a reachable device."""
+    """Return the specification and the handle for a reachable device."""
     handle = parse(device)
     if handle.spec:
         spec = load(handle.spec)

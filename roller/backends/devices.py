@@ -1,7 +1,7 @@
-"""Parse names of reachable devices (``cuda:0``, ``rocm:1``, ``null:v100``), and match devices to specifications.
+"""Parse names of reachable devices (``cuda:0``, ``rocm:1``, ``null:v100``) and match devices to specifications.
 
-A device gets the specification of the same architecture with the nearest units and memory. Specifications are passed
-in, so that a bare machine needs none.
+A device gets the specification with the same architecture and the closest number of units and memory size.
+Specifications are passed in, so that a bare machine needs none.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class DeviceHandle:
     index
         Number of the device on this machine.
     spec
-        Name of the specification of a device without number.
+        Name of the specification for a device without a number.
     options
-        ``((name, value), ...)`` of a null device: ``noise`` (relative standard deviation of its times), ``seed``,
-        ``delay`` (seconds of a check), and positions of candidates that ``hang``, ``crash``, are ``wrong`` or write
+        ``((name, value), ...)`` for a null device: ``noise`` (relative standard deviation of its times), ``seed``,
+        ``delay`` (seconds per check), and the positions of candidates that ``hang``, ``crash``, are ``wrong`` or write
         ``out_of_bounds``.
 
     Examples
@@ -53,7 +53,7 @@ class DeviceHandle:
 
     @property
     def target(self) -> Target:
-        """Facts about its kind."""
+        """Facts about the device's kind."""
         return DEVICES[self.kind]
 
     @property
@@ -72,13 +72,13 @@ class DeviceProperties:
     Parameters
     ----------
     arch
-        Architecture as in specifications (``"sm_90"``, ``"gfx90a"``); empty for a null device.
+        Architecture, written as in specifications (``"sm_90"``, ``"gfx90a"``); empty for a null device.
     units
         Number of SMs or CUs.
     cache_bytes
         Size of the last-level cache.
     versions
-        ``((component, version), ...)`` of CuPy, driver and runtime.
+        ``((component, version), ...)`` for CuPy, the driver and the runtime.
     stated
         ``((field of a specification, number), ...)``: limits and sizes reported by the driver.
     """
@@ -93,7 +93,7 @@ class DeviceProperties:
 
 
 def is_reachable(device: object) -> bool:
-    """Return whether a name means a device to run on, not a specification.
+    """Return whether a name refers to a device to run on rather than a specification.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def parse(device: str) -> DeviceHandle:
 
 
 def match(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
-    """Return the specification of the same architecture with the nearest units and memory."""
+    """Return the specification with the same architecture and the closest number of units and memory size."""
     known = list(specs)
     fitting = [s for s in known if same_arch(s.target.get("arch", ""), properties.arch)]
     if not fitting:
@@ -154,7 +154,7 @@ def match(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSp
 
 
 def properties_of(data: Mapping[str, object]) -> DeviceProperties:
-    """Read properties from the plain data of a device process."""
+    """Read properties from the plain data that a device process sent."""
     values = dict(data)
     raw = values.pop("versions", {})
     versions = tuple((str(k), str(v)) for k, v in raw.items()) if isinstance(raw, dict) else ()
@@ -175,5 +175,5 @@ def same_arch(one: str, other: str) -> bool:
 
 
 def _base(arch: str) -> str:
-    """Drop the suffix of architecture-specific features: ``sm_90`` devices run ``sm_90a`` code."""
+    """Drop the suffix for architecture-specific features: ``sm_90`` devices run ``sm_90a`` code."""
     return re.sub(r"^(sm_\d+)[a-z]$", r"\1", arch)

@@ -1,7 +1,8 @@
-"""Periodic random inputs, any element of which is known without the whole array.
+"""Periodic random inputs, any element of which can be computed without the whole array.
 
-The reference reads a few hundred thousand elements of inputs that may hold billions. An input repeats one random block
-of prime length: the device tiles it by plain copies, without a compiler, and the reference computes elements by index.
+The reference reads a few hundred thousand elements of inputs that may contain billions. An input repeats one random
+block of prime length: the device tiles it with plain copies, without a compiler, and the reference computes elements
+from their indices.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SHIFT = 1_000_003
 
 @functools.lru_cache(maxsize=8)
 def block(dtype: str, seed: int, digits: Drawing | None = None) -> np.ndarray:
-    """Return the repeated block in its storage dtype: ``PERIOD`` elements, read-only."""
+    """Return the repeated block in its storage dtype, as ``PERIOD`` read-only elements."""
     # Floats are standard normal and integers small, so that an int32 accumulator is exact; digits replaces them for
     # sums and products that need it (expr/exact_inputs.py, expr/factors.py).
     rng = np.random.default_rng([seed, 0x0B10C])
@@ -51,11 +52,11 @@ class PeriodicInput:
     Parameters
     ----------
     position
-        Index among the expression's inputs, which are shifted against each other.
+        Index among the expression's inputs, which are shifted relative to each other.
     seed
         Equal seeds give equal numbers on every machine.
     digits
-        Choice of elements if the usual ones would hide a term of a sum or a factor of a product.
+        Set of element values to use if the usual ones would hide a term of a sum or a factor of a product.
 
     Examples
     --------
@@ -72,7 +73,7 @@ class PeriodicInput:
 
     @functools.cached_property
     def _block(self) -> np.ndarray:
-        """Repeated block; in short sparse inputs the nonzero elements are spread over the shape."""
+        """Repeated block; in short sparse inputs, the non-zero elements are spread over the shape."""
         dtype, digits, elements = self.tensor.dtype, self.digits, self.tensor.elements
         if digits is None or digits.density == 1 or elements > PERIOD:
             return block(dtype, self.seed, digits)
@@ -84,11 +85,11 @@ class PeriodicInput:
         return out
 
     def first(self) -> np.ndarray:
-        """Return the stored elements of one period, or of the whole input if it is shorter."""
+        """Return the stored elements for one period, or for the whole input if it is shorter."""
         return np.roll(self._block, -self.start)[: self.tensor.elements]
 
     def __getitem__(self, index: tuple[np.ndarray, ...]) -> np.ndarray:
-        """Return the elements at broadcastable integer arrays, one per dimension."""
+        """Return the elements at indices given by broadcastable integer arrays, one per dimension."""
         flat: Any = np.int64(self.start)
         stride = 1
         for extent, i in zip(reversed(self.shape), reversed(index), strict=True):
@@ -97,7 +98,7 @@ class PeriodicInput:
         return values_of(self._block[flat % PERIOD], self.tensor.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Materialise the whole input, if it is small."""
+        """Materialize the whole input if it is small."""
         del copy
         flat = self._block[(np.arange(self.tensor.elements) + self.start) % PERIOD]
         out = values_of(flat, self.tensor.dtype).reshape(self.shape)
@@ -105,6 +106,6 @@ class PeriodicInput:
 
 
 def periodic_inputs(expression: TensorExpr, seed: int = 0) -> list[PeriodicInput]:
-    """Return one :class:`PeriodicInput` per input of ``expression``, in call order."""
+    """Return one :class:`PeriodicInput` for each input of ``expression``, in call order."""
     digits = digits_of_inputs(expression)
     return [PeriodicInput(t, n, seed, digits.get(t.name)) for n, t in enumerate(expression.inputs)]

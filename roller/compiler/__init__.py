@@ -1,1 +1,1 @@
-"""Compiles one operator: expression, candidates, chosen kernel."""
+"""Compiles one operator: expression, candidates, and chosen kernel."""

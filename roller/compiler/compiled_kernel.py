@@ -41,9 +41,9 @@ class CompiledKernel:
     reachable
         Whether the kernel's device is present.
     launcher
-        Makes an artifact callable; by default chosen by the artifact's language.
+        Function that makes an artifact callable; by default chosen by the artifact's language.
     cached_at
-        Seconds since the epoch when it entered the cache; ``None`` if it does not come from there.
+        Time when it entered the cache, in seconds since the epoch; ``None`` if it does not come from the cache.
     """
 
     def __init__(
@@ -116,31 +116,31 @@ class CompiledKernel:
 
     @property
     def doubt(self) -> str:
-        """Reason why the measured time and the choice may be wrong; empty if undisturbed."""
+        """Reason why the measured time and the choice may be wrong; empty if the timing was undisturbed."""
         return self.artifact.doubt
 
     @property
     def ranking_refused(self) -> str:
-        """Reason why the candidates' times give no ranking: doubtful, or too close for a busy machine."""
+        """Reason why the candidates' times give no ranking: they are doubtful, or too close for a busy machine."""
         return self.artifact.doubt or self.artifact.tied
 
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
-        """Return the kernel with the values of its constant inputs."""
+        """Return the kernel bound to the values of its constant inputs."""
         if not constants:
             return self
         held = replace(self.artifact, constants=constants)
         return CompiledKernel(held, self._candidates, self._reachable, self._make, self.cached_at)
 
     def explain(self, device: str | DeviceSpec | None = None, options: ConstructOptions | None = None) -> Explanation:
-        """Return how the kernel's program was constructed, the parts of its predicted time, and what would lift it.
+        """Return how the kernel's program was constructed, the parts of its predicted time, and what would improve it.
 
         Parameters
         ----------
         device
-            The specification for the explanation: a name, a path or a DeviceSpec; by default the one that the kernel
-            was compiled for, by name.
+            The specification for the explanation: a name, a path or a DeviceSpec; by default the specification that the
+            kernel was compiled for, by name.
         options
-            The options of its construction, if not the defaults.
+            The options for its construction, if they are not the defaults.
 
         Raises
         ------
@@ -163,14 +163,14 @@ class CompiledKernel:
         split_k: int = 1,
         raster: int = 1,
     ) -> WhyNot:
-        """Return why tiles or a program are worse than the kernel's: a capacity, or the term that makes them slower.
+        """Return why tiles or a program are worse than the kernel's: a capacity that is exceeded, or the slower term.
 
         Parameters
         ----------
         tiles, fragment, stages, split_k, raster
-            As for :func:`roller.predict`: extents by layer, or the name of a program as ``construct`` prints it.
+            See :func:`roller.predict`: extents by layer, or the name of a program as ``construct`` prints it.
         device
-            As for :meth:`explain`.
+            See :meth:`explain`.
         """
         from roller.explanation.kernels import why_not_for_kernel
 
@@ -192,12 +192,12 @@ class CompiledKernel:
         Parameters
         ----------
         *arrays
-            One array per non-constant input, in call order: NumPy or anything with DLPack, in the declared shapes and
-            dtypes. On a GPU, CuPy and torch arrays are used in place, on their current stream.
+            One array per non-constant input, in call order: NumPy arrays or anything that supports DLPack, in the
+            declared shapes and dtypes. On a GPU, CuPy and torch arrays are used in place, on their current stream.
         out
             Output array, or a tuple of them; allocated by default.
         **options
-            Options of the backend's launcher: ``stream`` on a GPU.
+            Options for the backend's launcher: ``stream`` on a GPU.
 
         Returns
         -------

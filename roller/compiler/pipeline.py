@@ -1,7 +1,7 @@
-"""The whole pipeline: expression -> candidates -> kernels -> checked, timed -> the best one.
+"""The whole pipeline: expression -> candidates -> kernels -> checked and timed kernels -> the best one.
 
-This file names every stage and imports each where it is needed: construction and prediction load neither TVM nor a
-backend, and a warm compile loads neither code generation nor the constructor.
+This file names every stage and imports each stage where it is needed: construction and prediction load neither TVM nor
+a backend, and a warm compile loads neither code generation nor the constructor.
 """
 
 from __future__ import annotations
@@ -58,17 +58,18 @@ def construct(
     expr: Any, device: str | DeviceSpec, top_k: int | Literal["auto"] | None = None,
     options: ConstructOptions | None = None,
 ) -> list[Candidate]:  # fmt: skip
-    """Construct programs for a device from its spec alone: no TVM, no device.
+    """Construct programs for a device from its spec alone, without TVM or the device.
 
     Parameters
     ----------
     expr
         A TensorExpr, a list of TVM TE tensors, or a PrimFunc.
     device
-        Name of a spec (``"v100"``), path of a YAML, ``"cpu"`` for this machine, or a DeviceSpec; or a local device,
-        ``"cuda:0"`` or ``"rocm:0"``, which gets the nearest spec of its architecture.
+        Name of a spec (``"v100"``), path of a YAML file, ``"cpu"`` for this machine, or a DeviceSpec; or a local
+        device, ``"cuda:0"`` or ``"rocm:0"``, which gets the closest spec for its architecture.
     top_k
-        Number of candidates to return; overrides ``options.top_k``. ``"auto"``: those that :func:`compile` would time.
+        Number of candidates to return; overrides ``options.top_k``. ``"auto"`` returns those that :func:`compile` would
+        time.
     options
         See :class:`ConstructOptions`.
 
@@ -105,28 +106,27 @@ def predict(
     Parameters
     ----------
     expr, device
-        As for :func:`construct`.
+        See :func:`construct`.
     tiles
-        Per layer (``register`` and ``shared`` on a GPU, also ``reg``, ``thread`` and ``smem``, ``lds``,
+        For each layer (``register`` and ``shared`` on a GPU, also ``reg``, ``thread`` and ``smem``, ``lds``,
         ``scratchpad``, ``block``; ``register``, ``l1``, ``l2`` on a CPU) the extents by axis name, or a sequence in
-        axis order, for the expression or its fused or grouped form (``n*ho*wo``, ``c*kh*kw``). The reduction step
-        is the reduction extent in ``shared``, or is given as ``rstep``. An omitted axis is 1 in ``register`` and
-        the extent of the layer above elsewhere; extents beyond the tensor are padded; no extent needs to be a
-        multiple of another.
-        Alternatively the name of a program, as :func:`construct` prints it (``str(candidate.program)``), or the
-        program itself, for exactly the estimate of its construction.
+        axis order, for the expression or its fused or grouped form (``n*ho*wo``, ``c*kh*kw``). The reduction step is
+        the reduction extent in ``shared``, or is given as ``rstep``. An omitted axis is 1 in ``register`` and the
+        extent of the layer above elsewhere; extents beyond the tensor are padded; no extent needs to be a multiple of
+        another. Alternatively, the name of a program as :func:`construct` prints it (``str(candidate.program)``), or
+        the program itself, which gives exactly the estimate from its construction.
     fragment
-        Matrix instruction of the device (``"mma.m16n8k16.f16.f32"``) for the tiles, which must then be whole
-        fragments: ``register`` is the tile of its threads together (one fragment along the reduction).
+        Matrix instruction of the device (``"mma.m16n8k16.f16.f32"``) for the tiles, which must then consist of whole
+        fragments: ``register`` is the combined tile of the instruction's threads (one fragment along the reduction).
     stages, split_k, raster
         Mechanisms in addition to tiles; a program's name includes them (:class:`~roller.tile.RProgram`).
     warm
-        GPU: inputs that earlier kernels left in the shared cache (activations). They are read from it if all
-        tensors of the call fit into it together, else from DRAM.
+        GPU: inputs that earlier kernels left in the shared cache (activations). They are read from the cache if all
+        tensors of the call fit into it together, otherwise from DRAM.
     policy
-        GPU: ``"library"`` for the kernel of a framework's library, including the time of its call;
-        ``"library-graph"`` for the same replayed from a graph (:mod:`roller.templates.common.policy`). With ``tiles``
-        (not a program), the library kernel with these tiles.
+        GPU: ``"library"`` for the kernel of a framework's library, including the time to call it; ``"library-graph"``
+        for the same kernel replayed from a graph (:mod:`roller.templates.common.policy`). With ``tiles`` (not a
+        program), the library kernel with these tiles.
 
     Returns
     -------
@@ -195,44 +195,44 @@ def compile(
 ) -> CompiledKernel:
     """Compile an expression for a device, or return the cached kernel.
 
-    On this machine's CPU (``device="cpu"``) the best ``top_k`` candidates are built in parallel, checked
-    against the float64 reference and timed one at a time, and the fastest is returned; likewise on a GPU of this
-    machine (``device="cuda:0"``), in a separate process. For the name of any other device the candidates are
-    constructed and the best one is lowered to source without a device. ``device="null:v100"`` simulates one: it
-    computes with the reference and reports the estimate with noise as a measurement, for tests, and is never cached.
+    On this machine's CPU (``device="cpu"``), the best ``top_k`` candidates are built in parallel, checked against the
+    float64 reference and timed one at a time, and the fastest is returned; likewise on a GPU of this machine
+    (``device="cuda:0"``), in a separate process. For the name of any other device, candidates are constructed and the
+    best one is lowered to source without a device. ``device="null:v100"`` simulates a device: it computes with the
+    reference and reports the estimate with noise as a measurement, for tests, and is never cached.
 
     Parameters
     ----------
     expr, device, top_k, options
-        As for :func:`construct`. With ``top_k="auto"`` the model's favourite is timed against those of the best ten
-        candidates whose predicted intervals overlap with its own; if there is none, the favourite is built
-        and checked, and nothing is timed.
+        See :func:`construct`. With ``top_k="auto"``, the model's favourite is timed against those of the best ten
+        candidates whose predicted intervals overlap with its own; if there are none, the favourite is built and
+        checked, and nothing is timed.
     constants
-        Values of inputs that are the same in all calls (weights), by name: the kernel is called with the other
-        inputs only, and a CPU kernel packs constants once when it is loaded. They are copied, are saved with
-        the kernel, and are not part of the cache key: one kernel serves all values.
+        Values of inputs that are the same in all calls (weights), by name: the kernel is called with the other inputs
+        only, and a CPU kernel packs constants once when it is loaded. They are copied, saved with the kernel, and not
+        part of the cache key: one kernel serves all values.
     seed
         Seed of the random inputs, including constants, for checking and timing; it is not part of the
         cache key.
     cache
-        Whether to read and write the kernel cache (``roller cache info`` prints its location). Expressions
-        that differ only in names share a kernel, whose programs keep the axis names of the first.
+        Whether to read and write the kernel cache (``roller cache info`` prints its location). Expressions that differ
+        only in names share a kernel, whose programs keep the axis names of the first expression.
     deterministic
         Whether to choose without timing: the best prediction is built and checked on a local device, and the next one
         is tried only if that fails, so all machines and ranks get the same program for the same spec. Name a spec
-        (``"v100"``, a YAML): ``device="cpu"`` is the spec detected or probed on this machine, and other machines
-        have other specs.
+        (``"v100"``, or a YAML file): ``device="cpu"`` is the spec detected or probed on this machine, and other
+        machines have different specs.
     refine_s
         Seconds of local search around the fastest candidate on a local device: neighbouring tiles are built, checked
-        and timed against it. Useful for small operators. Off by default.
+        and timed against it. This is useful for small operators and off by default.
     spec
-        With a local device (``"cuda:0"``), the spec to construct for (a name, a probed YAML, or a
-        DeviceSpec) instead of the shipped one of its architecture.
+        With a local device (``"cuda:0"``), the spec to construct for (a name, a probed YAML file, or a DeviceSpec)
+        instead of the shipped spec for its architecture.
     prove
         Whether to run the kernel for an absent device on the emulator, which needs g++: a candidate that is wrong,
-        reads or writes out of bounds or lacks a barrier is replaced by the next one. The result is the
-        candidate's ``proved``: ``"emulated"`` if the whole grid ran, or the blocks that ran if all take too
-        long. The cache stores the proof.
+        reads or writes out of bounds, or lacks a barrier is replaced by the next one. The result is the candidate's
+        ``proved``: ``"emulated"`` if the whole grid ran, or the blocks that ran if running all of them takes too long.
+        The cache stores the proof.
     prove_s
         Budget of a proof in seconds; 20 by default.
     remeasure
@@ -240,15 +240,15 @@ def compile(
         changed or was busy. A doubtful result does not replace an undisturbed one.
     shapes
         Dynamic axes with their ranges: ``{"ho": range(7, 65), "wo": range(7, 65)}``. The result is a
-        :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, or on a CPU for some ranges of the first
-        dimension a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: a few kernels cover the ranges. For this
-        CPU and GPUs, without cache.
+        :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, or, on a CPU for some ranges of the first
+        dimension, a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: a few kernels cover the ranges. Supported
+        for this machine's CPU and for GPUs, without the cache.
 
     Returns
     -------
     CompiledKernel
-        Its ``doubt`` gives the reason why its time and the choice may be wrong, if other programs disturbed every
-        timing; the next compilation then measures again.
+        If other programs disturbed every timing, its ``doubt`` gives the reason why its time and the choice may be
+        wrong; the next compilation then measures again.
 
     Raises
     ------
@@ -324,7 +324,7 @@ def load(path: str | os.PathLike[str]) -> CompiledKernel:
     Raises
     ------
     ArtifactError
-        If the file is missing, damaged or of a newer format.
+        If the file is missing, damaged, or in a newer format.
     """
     from roller.artifact import KernelArtifact
     from roller.compiler.compiled_kernel import CompiledKernel
@@ -347,7 +347,7 @@ def _compile(
     how: Selection | None = None,
     prove_s: float = 0.0,
 ) -> CompiledKernel:
-    """Construct candidates, then choose on a local device, or lower the best and prove it for ``prove_s`` seconds."""
+    """Construct candidates; choose on a local device, or lower the best and prove it for up to ``prove_s`` seconds."""
     from roller.compiler.autotune import Selection, first_lowered, proving
     from roller.compiler.autotune.priced_only import compiled_spec
     from roller.construction.constructor import construct_candidates, target_units
@@ -372,7 +372,7 @@ def _compile_here(
     handle: DeviceHandle | None, expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...],
     options: ConstructOptions, seed: int, how: Selection,
 ) -> CompiledKernel:  # fmt: skip
-    """Choose among candidates on a local device; without ``handle`` it is the CPU."""
+    """Choose among candidates on a local device; without ``handle``, it is the CPU."""
     from roller.backends.build import build
     from roller.compiler.autotune import TuningContext, choose
     from roller.compiler.compiled_kernel import CompiledKernel

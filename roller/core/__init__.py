@@ -1,1 +1,1 @@
-"""Shared helpers that no device or stage owns: dtypes, files, validation, formulas, text for people."""
+"""Shared helpers that no device or stage owns: dtypes, files, validation, formulas, and human-readable text."""

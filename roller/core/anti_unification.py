@@ -1,4 +1,4 @@
-"""Anti-unification: data for some sizes become data for all sizes; numbers that differ become formulas."""
+"""Anti-unification: turns data for some sizes into data for all sizes; numbers that differ become formulas."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from roller.errors import RollerError, shown
 
 
 class MismatchError(RollerError):
-    """The data of two sizes differ in more than numbers, or no known formula gives a number."""
+    """The data for two sizes differ in more than numbers, or no known formula gives a number."""
 
 
 @dataclass(frozen=True)
 class General:
-    """Nested dictionaries, lists and leaves with a ``Formula`` or ``Inverse`` for each number that depends on sizes."""
+    """Nested dictionaries, lists and leaves; size-dependent numbers are ``Formula`` or ``Inverse`` objects."""
 
     data: Any
 
@@ -47,7 +47,7 @@ class General:
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
-        """Every formula in the data once, in order of appearance."""
+        """All distinct formulas in the data, in order of appearance."""
         found: dict[Formula, None] = {}
 
         def note(node: Any) -> None:
@@ -62,13 +62,13 @@ class General:
 
 @dataclass(frozen=True)
 class _Fixed:
-    """A branch that depends on no size and is returned unchanged."""
+    """A branch that does not depend on any size and is returned unchanged."""
 
     data: Any
 
 
 def general(several: Sequence[Any], fitter: Fitter) -> General:
-    """Return one nested structure with formulas for the structures of several sizes."""
+    """Return one nested structure with formulas that represents the structures for several sizes."""
     return General(_general(list(several), fitter, ""))
 
 

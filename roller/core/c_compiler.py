@@ -13,7 +13,7 @@ COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
 
 
 def find_compiler() -> str | None:
-    """Return the path of a C compiler, from ``CC`` where it exists, else the first of :data:`COMPILERS` found."""
+    """Return the path of a C compiler, from ``CC`` if it exists, otherwise the first of :data:`COMPILERS` found."""
     words = shlex.split(os.environ.get("CC", ""))
     return next((path for path in map(shutil.which, (*words[:1], *COMPILERS)) if path), None)
 

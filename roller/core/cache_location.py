@@ -1,4 +1,4 @@
-"""Location of the kernel cache: ``ROLLER_CACHE_DIR``, else the user's cache folder."""
+"""Location of the kernel cache: ``ROLLER_CACHE_DIR``, or else the user's cache folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "ROLLER_CACHE_DIR"
 
 
 def cache_folder() -> Path:
-    """Return the cache folder without creating it: ``ROLLER_CACHE_DIR``, else the platform's user cache.
+    """Return the cache folder without creating it: ``ROLLER_CACHE_DIR``, or else the platform's user cache.
 
     >>> import os; os.environ["ROLLER_CACHE_DIR"] = "/tmp/kernels"
     >>> str(cache_folder())

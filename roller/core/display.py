@@ -1,4 +1,4 @@
-"""Text for people: one-line ``repr``, HTML tables for notebooks, times and capacities with units."""
+"""Human-readable text: one-line ``repr``, HTML tables for notebooks, and times and capacities with units."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cut(text: str, most: int) -> str:
 
 
 def non_defaults(value: Any) -> str:
-    """Return ``Name(field=value, ...)`` of a dataclass with only the fields that differ from their defaults.
+    """Return ``Name(field=value, ...)`` for a dataclass, with only the fields that differ from their defaults.
 
     >>> from roller import ConstructOptions
     >>> non_defaults(ConstructOptions(top_k=3))
@@ -54,7 +54,7 @@ def _is_default(value: Any, field: Field[Any]) -> bool:
 
 
 def structure(value: Any) -> str:
-    """Return a text that is equal only for identical nested dataclasses: it separates 1 from 1.0 and 0.0 from -0.0.
+    """Return a text that is equal only for identical nested dataclasses: it distinguishes 1 from 1.0 and 0.0 from -0.0.
 
     >>> from roller.expr import Axis
     >>> structure((Axis("i", 2), -0.0))

@@ -1,7 +1,7 @@
-"""The dtypes of tensors, one row each, with NumPy's names or, where NumPy has none, those of ``ml_dtypes``.
+"""The dtypes of tensors, one row each, with NumPy's names or, if NumPy has none, the names of ``ml_dtypes``.
 
 8-bit floats follow OCP's 8-bit specification, as in CUDA and ONNX. Conversions round to nearest even without
-saturation: values beyond the largest become infinity where the dtype has one, else NaN, as in ``ml_dtypes``.
+saturation: values beyond the largest become infinity if the dtype has one, otherwise NaN, as in ``ml_dtypes``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class DType:
     digits: int = 0  #: Significant binary digits, including the implicit leading one
     exponents: tuple[int, int] = (0, 0)  #: Minimum and maximum exponent of normal numbers ``1.x * 2**e``
     largest: float = 0.0
-    has_infinity: bool = True  #: Whether values beyond :attr:`largest` become infinity; else they become NaN
+    has_infinity: bool = True  #: Whether values beyond :attr:`largest` become infinity; otherwise they become NaN
     keeps_small: bool = False  #: Whether no device flushes subnormal numbers to zero
-    bits: str = ""  #: NumPy dtype that carries the bits where NumPy lacks this dtype; else ``""``
+    bits: str = ""  #: NumPy dtype that carries the bits where NumPy lacks this dtype; otherwise ``""``
     aliases: tuple[str, ...] = ()  #: Other names that users may write
 
     @property
@@ -42,7 +42,7 @@ class DType:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether units without it compute in float32 instead; a conversion to it always rounds."""
+        """Whether units that lack it compute in float32 instead; a conversion to it always rounds."""
         return self.is_float and self.itemsize_bytes < 4
 
     @property
@@ -82,7 +82,7 @@ class DType:
 
     @property
     def shifted_exponent(self) -> int:
-        """Difference of the exponent biases of float32 and this dtype, as bits of a float32."""
+        """Difference between the exponent biases of float32 and this dtype, as bits of a float32."""
         return (127 - (1 - self.exponents[0])) << 23
 
     @property
@@ -112,7 +112,7 @@ class DType:
 
     @cached_property
     def of_bytes(self) -> np.ndarray:
-        """Value of every bit pattern of an 8-bit float: float32, shape ``(256,)``."""
+        """Values of all bit patterns of an 8-bit float, as float32 of shape ``(256,)``."""
         pattern = np.arange(128)
         places = self.digits - 1
         field, fraction = pattern >> places, pattern & ((1 << places) - 1)
@@ -171,7 +171,7 @@ def is_float(name: str) -> bool:
 
 @cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name; dtypes that NumPy lacks come from the optional package ml_dtypes.
+    """Return the NumPy dtype with a name; dtypes that NumPy lacks come from the optional package ml_dtypes.
 
     >>> numpy_dtype("float16").itemsize
     2
@@ -193,7 +193,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def storage_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a device's bits: uint16 for bfloat16, uint8 for 8-bit floats.
+    """Return the NumPy dtype of the bits on a device: uint16 for bfloat16, uint8 for 8-bit floats.
 
     >>> storage_dtype("bfloat16"), storage_dtype("float16")
     (dtype('uint16'), dtype('float16'))
@@ -203,7 +203,7 @@ def storage_dtype(name: str) -> np.dtype[Any]:
 
 
 def bits_of(array: Any) -> np.ndarray:
-    """Return an array in a dtype of NumPy itself: its bits where its dtype extends NumPy."""
+    """Return an array in one of NumPy's own dtypes: its bits if its dtype extends NumPy."""
     found = np.asarray(array)
     row = DTYPES.get(found.dtype.name)
     return found if row is None or not row.bits else np.ascontiguousarray(found).view(row.storage)
@@ -245,7 +245,7 @@ def stored_of(values: Any, dtype: str) -> np.ndarray:
 
 
 def bfloat16_in_float32(single: np.ndarray) -> np.ndarray:
-    """Return bits (uint64) of non-NaN float32 numbers rounded to bfloat16; only the upper half is valid."""
+    """Return the bits (uint64) of non-NaN float32 numbers rounded to bfloat16; only the upper half is valid."""
     bits = np.asarray(single).view(np.uint32).astype(np.uint64)
     return np.asarray(bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1)))
 

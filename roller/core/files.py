@@ -1,4 +1,4 @@
-"""Reads regular files only, and writes files atomically."""
+"""Reads only regular files, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import BinaryIO
 
 
 def try_folder(folder: Path) -> None:
-    """Make and remove a subfolder, to detect an unwritable folder before any work."""
+    """Create and remove a subfolder, to detect an unwritable folder before any work is done."""
     # Permission bits are not enough: a file system can be read-only or refuse files, for root too.
     os.rmdir(tempfile.mkdtemp(prefix=".", dir=folder))
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file to read; refuse a pipe or a device, which may block forever."""
+    """Open a regular file for reading; refuse a pipe or a device, which may block forever."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
@@ -31,7 +31,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a regular file."""
+    """Return the contents of a regular file."""
     with open_file(path) as file:
         return file.read()
 
@@ -42,7 +42,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder and its missing parents with mode 0700."""
+    """Create a folder and its missing parents with mode 0700."""
     if folder.is_dir():
         return
     if folder.parent != folder:

@@ -1,4 +1,4 @@
-"""Finds formulas that reproduce numbers known at some sizes."""
+"""Finds formulas that reproduce numbers known for some sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TO_SPARE = 2
 
 
 class _Terms(Sequence[tuple[Atom, ...]]):
-    """Products of atoms as positions ``at`` (products, factors): tens of thousands, of which few become objects."""
+    """Products of atoms, stored as positions ``at`` (products, factors): of tens of thousands, few become objects."""
 
     def __init__(self, atoms: Sequence[Atom], at: np.ndarray) -> None:
         self.atoms, self.at = tuple(atoms), at
@@ -43,7 +43,7 @@ class _Terms(Sequence[tuple[Atom, ...]]):
 
     @classmethod
     def lone(cls, atoms: Sequence[Atom]) -> _Terms:
-        """Return products of one atom each."""
+        """Return the products that consist of one atom."""
         return cls(atoms, np.arange(len(atoms))[:, None])
 
     @overload
@@ -64,7 +64,7 @@ class _Terms(Sequence[tuple[Atom, ...]]):
         return _Terms(self.atoms, self.at[held[self.at[:, 0]]])
 
     def values(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the products at several sizes, shape ``(products, points)``; each name maps to an array of sizes."""
+        """Return the products at several sizes, as ``(products, points)``; each name maps to an array of sizes."""
         if not len(self):
             return np.empty((0, len(next(iter(sizes.values())))), np.int64)
         monomials = np.stack([math.prod(sizes[n] for n in m) for m in self._monomials])
@@ -81,7 +81,7 @@ class _Terms(Sequence[tuple[Atom, ...]]):
 
 
 class _Space:
-    """Cached lists of candidate products for formulas of the given sizes."""
+    """Cached lists of candidate products for formulas in the given sizes."""
 
     def __init__(
         self, names: tuple[str, ...], divisors: tuple[int, ...], dividends: tuple[tuple[int, tuple[str, ...]], ...]
@@ -102,7 +102,7 @@ class _Space:
 
     @cached_property
     def parted(self) -> _Terms:
-        """Quotients and remainders, first those of short monomials."""
+        """Quotients and remainders, those of short monomials first."""
         parted = [*self.short, *dict.fromkeys(self.dividends)]
         ways = ("ceil", "floor", "mod")
         return _Terms.lone([Atom(m, how, d, f) for f, m in parted for d in self.divisors for how in ways])
@@ -158,12 +158,12 @@ def _space(
 
 
 class Fitter:
-    """Finds formulas for numbers known at some sizes.
+    """Finds formulas for numbers known for some sizes.
 
     Parameters
     ----------
     points
-        Sizes by name at which the numbers are known.
+        Sizes, by name, for which the numbers are known.
     divisors
         Numbers that may divide sizes: tile extents and their products.
     dividends
@@ -194,14 +194,14 @@ class Fitter:
         self.asked: list[tuple[int, ...]] = []
 
     def fit(self, values: Sequence[int]) -> Formula | None:
-        """Return the simplest formula that gives every value, or ``None``."""
+        """Return the simplest formula that yields all values, or ``None``."""
         key = tuple(values)
         if key not in self._found:
             self._found[key] = Formula(key[0]) if len(set(key)) == 1 else self._searched(key)
         return self._found[key]
 
     def product(self, values: Sequence[int]) -> Formula | None:
-        """Return the multiple of a monomial that gives every value, or ``None``."""
+        """Return the multiple of a monomial that yields all values, or ``None``."""
         found = self._one(tuple(values), self._space.monomials)
         return found if found is not None and found.product is not None else None
 
@@ -243,7 +243,7 @@ class Fitter:
         return _by_name(self.points)
 
     def doubtful(self, several: Sequence[Mapping[str, int]]) -> list[bool]:
-        """Return for each sizes whether rival formulas differ there, so that a value there decides between them."""
+        """Return, for each set of sizes, whether rival formulas differ there, so that a value there decides."""
         if not several:
             return []
         found, at = np.zeros(len(several), bool), _by_name(several)
@@ -272,7 +272,7 @@ class Fitter:
         return found[0] if found else None
 
     def _polynomial(self, values: tuple[int, ...]) -> Formula | None:
-        """Return a sum of many monomials, as ``(2h - 1) * (2w - 1)`` needs."""
+        """Return a sum of many monomials, as needed for ``(2h - 1) * (2w - 1)``."""
         return self._sum(values, self._low_monomials)
 
     def _sum(self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]]) -> Formula | None:
@@ -288,7 +288,7 @@ class Fitter:
         return made if all(made.at(p) == v for p, v in zip(self.points, values, strict=True)) else None
 
     def _boxes(self, values: tuple[int, ...]) -> Formula | None:
-        """Return the product of two sums, each of a constant and a size or quotient: ``(4 * c + 2) * (w + 2)``."""
+        """Return a product of two sums, each of a constant and a size or quotient, as in ``(4 * c + 2) * (w + 2)``."""
         counts = [a for a in self._space.both.atoms if a.how in ("*", "ceil") and a.factor == 1]
         lone = [a for a in counts if len(a.sizes) == 1]
         pairs = [(a, b) for a, b in itertools.combinations(lone, 2) if a.sizes != b.sizes]

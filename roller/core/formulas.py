@@ -1,4 +1,4 @@
-"""Integer formulas of sizes; :mod:`roller.core.fitting` finds them."""
+"""Integer formulas in sizes; :mod:`roller.core.fitting` finds them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_INVERTED = 1 << 22
 
 @dataclass(frozen=True)
 class Atom:
-    """A monomial of sizes, or its quotient or remainder by a number."""
+    """A monomial in sizes, or its quotient or remainder when divided by a number."""
 
     sizes: tuple[str, ...]  #: Names of the factors, repeated for powers
     #: ``"*"``: the monomial itself; ``"ceil"``, ``"floor"``: its rounded quotient by :attr:`by`; ``"mod"``: the
@@ -64,7 +64,7 @@ class Atom:
         return value
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """Return an upper bound of all intermediate values."""
+        """Return an upper bound on all intermediate values."""
         return self.factor * math.prod(sizes[n] for n in self.sizes) + self.by + self.whole
 
 
@@ -109,7 +109,7 @@ class Formula:
         return found
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """Return the largest absolute intermediate value of a left-to-right evaluation."""
+        """Return the largest absolute intermediate value in a left-to-right evaluation."""
         total, most = 0, abs(self.const)
         for factor, atoms in self.terms:
             term = 1
@@ -127,7 +127,7 @@ class Formula:
 
     @property
     def product(self) -> tuple[str, ...] | None:
-        """The monomial whose multiple the formula is, or ``None``."""
+        """The monomial of which the formula is a multiple, or ``None``."""
         alone = len(self.terms) == 1 and not self.const and len(self.terms[0][1]) == 1
         atom = self.terms[0][1][0] if alone else None
         return atom.sizes if atom is not None and atom.how == "*" else None
@@ -135,7 +135,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Inverse:
-    """One over an integer formula, such as the factor of a mean."""
+    """One over an integer formula, such as the factor in a mean."""
 
     formula: Formula
 
@@ -145,7 +145,7 @@ class Inverse:
 
     @staticmethod
     def of(value: object) -> int | None:
-        """Return the integer whose inverse the value is, or ``None``.
+        """Return the integer of which the value is the inverse, or ``None``.
 
         >>> Inverse.of(1 / 49), Inverse.of(0.3), Inverse.of(1.0)
         (49, None, None)

@@ -23,9 +23,10 @@ OVERLAPPED_STAGES = 3
 class Fragment:
     """A matrix instruction ``D[m, n] += A[m, k] * B[k, n]`` that several threads, or one core, execute together.
 
-    CPU dot products count too: ``vpdpbusd`` (``vnni``) adds four products of bytes to each of 16 32-bit sums, with one
-    signed operand (Intel SDM, volume 2); ``vpmaddwd`` (``madd``) multiplies pairs of 16 bits, so bytes are widened.
-    The family fixes what the instruction set defines; fields hold what depends on the device.
+    CPU dot products are included: ``vpdpbusd`` (``vnni``) adds four products of bytes to each of 16 32-bit sums, with
+    one signed operand (Intel SDM, volume 2); ``vpmaddwd`` (``madd``) multiplies pairs of 16-bit values, so bytes are
+    widened. The family determines the properties that the instruction set defines; fields contain device-dependent
+    properties.
 
     >>> Fragment("mma.m16n8k16.f16.f32", 16, 8, 16, "float16", "float32", 32).family
     'mma'
@@ -55,7 +56,7 @@ class Fragment:
 
     @property
     def emitted(self) -> bool:
-        """Whether kernels are generated with it; else its programs are only constructed and priced.
+        """Whether kernels are generated with it; if not, its programs are only constructed and priced.
 
         >>> [Fragment(n, 16, 16, 16, "float16", "float32", 64).emitted for n in ("mma.m16", "mfma.m16")]
         [True, False]
@@ -73,7 +74,7 @@ class Fragment:
 
     @property
     def reads_scratchpad(self) -> bool:
-        """Whether the instruction reads operands from scratchpad and runs asynchronously."""
+        """Whether the instruction reads operands from the scratchpad and runs asynchronously."""
         return self.family == "wgmma"
 
     @property
@@ -83,14 +84,14 @@ class Fragment:
 
     @property
     def row_bytes(self) -> int:
-        """Required alignment in bytes of an operand's rows in scratchpad."""
+        """Required alignment in bytes of an operand's rows in the scratchpad."""
         # wmma: a row starts at a multiple of a lane's share of the fragment, eight registers or 32 bytes (PTX ISA,
         # Warp-level matrix storage: strides); CUDA's own ldm of eight halves is less.
         return 16 if self.knows_lanes else 32
 
     @property
     def takes_any_signs(self) -> bool:
-        """Whether it is exact for every combination of signed and unsigned bytes."""
+        """Whether the instruction is exact for every combination of signed and unsigned bytes."""
         return self.family == "amx" or self.widens
 
     @property
@@ -109,7 +110,7 @@ class Fragment:
         return self.operand if self.widens else stored
 
     def depth(self, extent: int) -> int:
-        """Return the elements along k per instruction for ``extent``: fewer than ``k`` where that leaves no remainder.
+        """Return the elements along k per instruction for ``extent``: fewer than ``k`` if that leaves no remainder.
 
         >>> amx = Fragment("amx.m16n16k64.i8.i32", 16, 16, 64, "int8", "int32", 1)
         >>> [amx.depth(n) for n in (768, 96, 16, 100, 3)]

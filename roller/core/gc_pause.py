@@ -12,13 +12,13 @@ _STATE = {"holders": 0, "was_enabled": False}
 
 
 class _Lock:
-    """A lock that is replaced in a forked child, where the thread that held it does not exist."""
+    """A lock that is replaced in a forked child, in which the thread that held it does not exist."""
 
     held = threading.Lock()
 
 
 def _in_child() -> None:
-    """Resume collection in a forked child, without collecting what it inherited."""
+    """Resume collection in a forked child, without collecting inherited objects."""
     # Inherited garbage may own threads that the child does not have: a destructor that waits for them (a session of
     # ONNX Runtime) would wait for ever.
     _Lock.held = threading.Lock()
@@ -35,7 +35,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause cyclic garbage collection inside; with nested or concurrent pauses, the last exit resumes it.
+    """Pause cyclic garbage collection inside the block; with nested or concurrent pauses, the last exit resumes it.
 
     >>> with gc_paused():
     ...     gc.isenabled()

@@ -1,4 +1,4 @@
-"""Objects that own code or memory of this process and refuse to be copied or pickled."""
+"""Objects that own code or memory in this process and refuse to be copied or pickled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roller.errors import RollerError
 
 
 class HeldHere:
-    """Base of objects that own loaded code; ``other_way`` names the alternative to copying or pickling them."""
+    """Base class of objects that own loaded code; ``other_way`` names the alternative to copying or pickling them."""
 
     other_way: ClassVar[str] = "Make it anew where it is needed."
 

@@ -20,7 +20,7 @@ class _Refusing(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise for the hidden package and defer to other finders for the rest."""
+        """Raise an error for the hidden package, and defer to other finders for the rest."""
         if fullname == self._package and threading.get_ident() == self._thread:
             raise ModuleNotFoundError(f"{fullname} is left out of this import", name=fullname)
         return None
@@ -28,7 +28,7 @@ class _Refusing(MetaPathFinder):
 
 @contextmanager
 def left_out(package: str) -> Iterator[None]:
-    """Import without an optional dependency; other threads, later imports and a loaded package are unaffected.
+    """Import modules without an optional dependency; other threads, later imports and a loaded package are unaffected.
 
     >>> with left_out("this"):
     ...     import this

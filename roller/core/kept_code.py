@@ -1,7 +1,7 @@
 """Cached shared libraries, loaded only if they are intact and no other user could have written them.
 
-A truncated library kills the process that maps it (SIGBUS), and a foreign one runs foreign code. So the folder is
-private to the user, every file carries a checksum, and the verified bytes are the ones loaded.
+A truncated library kills the process that maps it (SIGBUS), and a foreign library runs foreign code. Therefore, the
+folder is private to the user, every file has a checksum, and the verified bytes are the bytes that are loaded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UntrustedError(PermissionError):
-    """Another user may have written a file or folder whose content would run."""
+    """Another user may have written a file or folder whose contents would be run."""
 
     def __init__(self, path: str | os.PathLike[str], why: str) -> None:
         super().__init__(errno.EPERM, why, os.fspath(path))
 
 
 def strangers(state: os.stat_result) -> str | None:
-    """Return in words who else may have written a file or folder, or ``None`` for only this user and root."""
+    """Describe who else may have written a file or folder; return ``None`` if only this user and root could."""
     if not hasattr(os, "geteuid"):
         return None
     me = os.geteuid()
@@ -45,7 +45,7 @@ def strangers(state: os.stat_result) -> str | None:
 
 
 def _is_group_of(user: int, group: int) -> bool:
-    """Whether the group is the user's private group; root's is not, because containers share it."""
+    """Whether the group is the user's private group; root's group is not, because containers share it."""
     if user == 0:
         return False
     try:
@@ -59,7 +59,7 @@ def _is_group_of(user: int, group: int) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise where other users can write the folder; a missing folder passes."""
+    """Raise an error if other users can write to the folder; a missing folder passes."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         why = strangers(os.stat(folder))
         if why is not None:
@@ -67,14 +67,14 @@ def check_folder(folder: Path) -> None:
 
 
 def own_folder(folder: Path) -> Path:
-    """Return a folder that only this user can write, created where missing."""
+    """Return a folder that only this user can write to; create it if it is missing."""
     private_folder(folder)
     check_folder(folder)
     return folder
 
 
 def read_kept(path: Path) -> bytes:
-    """Return the bytes of a library that :func:`write_kept` wrote, after verifying owner and checksum."""
+    """Return the bytes of a library that :func:`write_kept` wrote, after verifying the owner and the checksum."""
     # O_NONBLOCK: opening a pipe of that name must not block.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         state = os.fstat(file.fileno())
@@ -110,7 +110,7 @@ def kept(path: Path) -> bytes | None:
 
 
 def refused(err: OSError) -> None:
-    """Warn once that a folder is not used because others can write it."""
+    """Warn once that a folder is not used because others can write to it."""
     if isinstance(err, UntrustedError):
         _warn(refusal(err))
 
@@ -129,7 +129,7 @@ def _warn(text: str) -> None:
 
 
 def clear_kept(cache: Path) -> None:
-    """Remove all libraries of a cache folder, including temporary files of killed processes."""
+    """Remove all libraries from a cache folder, including temporary files of killed processes."""
     for name in _FOLDERS:
         for path in (cache / name).glob("*"):
             with contextlib.suppress(OSError):

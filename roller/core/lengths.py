@@ -10,13 +10,13 @@ from roller.core.formulas import Atom, Formula
 def quotients(
     points: Sequence[Mapping[str, int]], values: Sequence[int], most: int = 8
 ) -> Iterator[tuple[Formula, Formula]]:
-    """Yield fits ``floor((factor * size + shift) / divisor)``, as pairs of the least and the largest shift.
+    """Yield fits ``floor((factor * size + shift) / divisor)``, as pairs for the smallest and the largest shift.
 
     >>> points = [{"h": n} for n in (7, 8, 10, 13)]
     >>> [(f.at({"h": 15}), f == other) for f, other in quotients(points, [4, 4, 5, 7])]
     [(8, True)]
     """
-    # The pair is equal where only one shift fits; else a size at which the two differ tells them apart.
+    # The pair is equal where only one shift fits; otherwise a size at which the two differ tells them apart.
     for divisor in range(1, most + 1):
         for factor in range(1, most + 1 if divisor == 1 else 2):
             for name in points[0]:

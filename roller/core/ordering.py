@@ -1,4 +1,4 @@
-"""Selection of the smallest values with the same order on every processor."""
+"""Selection of the smallest values, in the same order on every processor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def cheapest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """Return the positions, ascending, of the ``count`` least values; of equal values the first ones, in linear time.
+    """Return the ascending positions of the ``count`` smallest values, the first of equal ones, in linear time.
 
     >>> cheapest(np.array([3.0, 1.0, 2.0, 1.0, 2.0]), 3).tolist()
     [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Locates data folders of the package, and the environment for subprocesses that import it."""
+"""Locates the package's data folders, and the environment for subprocesses that import it."""
 
 from __future__ import annotations
 

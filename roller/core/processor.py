@@ -1,7 +1,8 @@
-"""CPU features that kernels need and this machine has, and the number of processors this process may use.
+"""CPU features that kernels need and that this machine has, and the number of processors that this process may use.
 
-A kernel lists its features by Linux's names (``/proc/cpuinfo``), so that a machine without one refuses the kernel
-instead of dying on an illegal instruction. Elsewhere NumPy's detection answers; unknown features count as present.
+A kernel lists its features by Linux's names (``/proc/cpuinfo``), so that a machine without one of them refuses the
+kernel instead of crashing on an illegal instruction. On other systems, NumPy's detection is used; unknown features
+count as present.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 #: Keys of ``/proc/cpuinfo`` that list features: x86 and Arm.
 _ROWS = ("flags", "Features")
-#: LLVM's name, Linux' name and NumPy's name (empty where it has none). Features for operating systems, cryptography
+#: LLVM's name, Linux's name and NumPy's name (empty if it has none). Features for operating systems, cryptography
 #: and tuning are not among them: no kernel contains their instructions.
 _KNOWN = (
     ("sse3", "pni", "SSE3"), ("ssse3", "ssse3", "SSSE3"), ("sse4.1", "sse4_1", "SSE41"), ("sse4.2", "sse4_2", "SSE42"),
@@ -39,7 +40,7 @@ _KNOWN = (
 
 
 def used_by(llvm_features: Iterable[str]) -> tuple[str, ...]:
-    """Return, by Linux's names, the features that kernels may use among LLVM's features of a processor.
+    """Return, by Linux's names, the features that kernels may use among a processor's LLVM features.
 
     >>> used_by(["avx2", "fma", "sse4.2", "xsave", "fast-lzcnt"])
     ('avx2', 'fma', 'sse4_2')
@@ -49,7 +50,7 @@ def used_by(llvm_features: Iterable[str]) -> tuple[str, ...]:
 
 
 def linux_name(llvm_feature: str) -> str:
-    """Return Linux's name of an LLVM feature, or an empty string for a feature that kernels do not list.
+    """Return Linux's name for an LLVM feature, or an empty string for a feature that kernels do not list.
 
     >>> linux_name("avx512vnni")
     'avx512_vnni'
@@ -88,7 +89,7 @@ def missing(needed: Iterable[str]) -> tuple[str, ...]:
 
 @functools.cache
 def _flags(cpuinfo: Path) -> frozenset[str]:
-    """Return the features common to all processors in ``/proc/cpuinfo``; empty without that file."""
+    """Return the features common to all processors in ``/proc/cpuinfo``; empty if that file is missing."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except (OSError, ValueError):
@@ -107,7 +108,7 @@ def _of_numpy() -> dict[str, bool]:
 
 
 def usable_processors() -> int:
-    """Return the number of processors this process may run on.
+    """Return the number of processors on which this process may run.
 
     >>> usable_processors() >= 1
     True
@@ -116,7 +117,7 @@ def usable_processors() -> int:
 
 
 def granted(processors: int, root: Path = Path("/")) -> int:
-    """Return how many of the processors the control group lets the process keep busy.
+    """Return how many of the processors the control group allows the process to keep busy.
 
     >>> granted(4, Path("/no/such/folder"))
     4
@@ -142,7 +143,7 @@ def _words(path: Path) -> list[str]:
 
 
 def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[float, float] | None:
-    """Return busy seconds and stolen seconds of the processors since boot."""
+    """Return the busy seconds and the stolen seconds of the processors since boot."""
     names = {f"cpu{n}" for n in processors}
     try:
         lines = (root / "proc/stat").read_text().splitlines()
@@ -156,7 +157,7 @@ def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[
 
 @functools.cache
 def shares_cores(processors: tuple[int, ...], root: Path = Path("/")) -> bool:
-    """Whether two of the processors may share a core, by their siblings or because a hypervisor hides them.
+    """Whether two of the processors may share a core, judging by their siblings or because a hypervisor hides them.
 
     >>> shares_cores((0,), Path("/no/such/folder"))
     False

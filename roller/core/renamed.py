@@ -99,7 +99,7 @@ def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
 
 
 def getattr_for_moved_names(old: str, homes: Sequence[str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a module whose names have moved to ``homes``."""
+    """Return the ``__getattr__`` for a module whose names have moved to ``homes``."""
 
     def find_moved_name(name: str) -> Any:
         wanted = NAMES.get(f"{old}.{name}", name)
@@ -116,13 +116,13 @@ def getattr_for_moved_names(old: str, homes: Sequence[str]) -> Callable[[str], A
 
 
 def replacement_of_method(old: str, module: str, name: str) -> Any:
-    """Return the function that replaces the method ``old``; imported late, its package is above the caller's."""
+    """Return the function that replaces the method ``old``, imported late: its package is above the caller's."""
     warn_renamed(old, f"{module}.{name}", 4)
     return getattr(import_module(module), name)
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Import finder of the former modules."""
+    """Import finder for the former modules."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname in PACKAGES:
@@ -137,12 +137,12 @@ class _Finder(MetaPathFinder, Loader):
         module.__getattr__ = getattr_for_moved_names(module.__name__, homes)  # type: ignore[method-assign]
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return code that runs the new module for ``python -m`` of the former one."""
+        """Return code that runs the new module when ``python -m`` is given the former one."""
         (home,) = MODULES[fullname]
         return compile(f"from runpy import run_module\nrun_module({home!r}, run_name='__main__')", fullname, "exec")
 
 
 def install_module_finder() -> None:
-    """Install the finder of former modules, once."""
+    """Install the finder for former modules, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -1,4 +1,4 @@
-"""Temporary folders that survive no killed process: the next process that needs one removes abandoned ones."""
+"""Temporary folders that do not outlast killed processes: the next process that needs one removes abandoned ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _YOUNG_S = 60.0
 
 @contextlib.contextmanager
 def scratch_folder(purpose: str = "") -> Iterator[str]:
-    """Yield a new temporary folder, removed at the end."""
+    """Yield a new temporary folder, which is removed at the end."""
     remove_abandoned(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix=_PREFIX + purpose, ignore_cleanup_errors=True) as folder:
         held = os.open(Path(folder, _LOCK), os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""Checks arguments of public calls and converts them to plain Python values."""
+"""Checks the arguments of public functions and converts them to plain Python values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = 2**63 - 1
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is an integer of Python or NumPy; booleans are not.
+    """Whether a value is a Python or NumPy integer; booleans do not count.
 
     >>> [is_integer(v) for v in (3, np.int8(3), True, 3.0, np.array(3))]
     [True, True, False, False, False]
@@ -28,7 +28,7 @@ def is_integer(value: object) -> bool:
 
 
 def flag(value: Any, where: str, *, error: type[RollerError] = RollerError, remedy: str = "Write either.") -> bool:
-    """Return a boolean, or raise.
+    """Return a boolean, or raise an error.
 
     >>> flag(3, "cache")
     Traceback (most recent call last):
@@ -43,7 +43,7 @@ def whole_number(
     value: Any, where: str, least: int = 0, most: int = MOST, *, expected: str = "", remedy: str = "",
     error: type[RollerError] = RollerError,
 ) -> int:  # fmt: skip
-    """Return an integer from ``least`` to ``most``, or raise; ``expected`` overrides the error's wording.
+    """Return an integer from ``least`` to ``most``, or raise an error; ``expected`` overrides its wording.
 
     >>> whole_number(np.int32(7), "seed"), whole_number(10**5000, "top_k", 1, 9)
     Traceback (most recent call last):
@@ -60,7 +60,7 @@ def number(
     value: Any, where: str, *, above: float | None = None, infinite: bool = False, expected: str, remedy: str = "",
     error: type[RollerError] = RollerError,
 ) -> float:  # fmt: skip
-    """Return a float of at least 0, or greater than ``above``, or raise; infinity needs ``infinite``.
+    """Return a non-negative float, or one greater than ``above``, or raise an error; infinity requires ``infinite``.
 
     >>> number(np.float32(0.5), "refine_s", expected="seconds of at least 0")
     0.5
@@ -80,7 +80,7 @@ def number(
 
 
 def one_of(value: Any, where: str, known: Iterable[str]) -> str:
-    """Return a word of ``known``, or raise.
+    """Return a word from ``known``, or raise an error.
 
     >>> one_of("gpuu", "kind", ("cpu", "gpu"))
     Traceback (most recent call last):
@@ -94,7 +94,7 @@ def one_of(value: Any, where: str, known: Iterable[str]) -> str:
 
 
 def path(value: Any, where: str, *, error: type[RollerError] = RollerError, what: str = "a path") -> Path:
-    """Return a valid path, existing or not, or raise.
+    """Return a valid path, existing or not, or raise an error.
 
     >>> path("a/b", "path").name
     'b'
@@ -113,7 +113,7 @@ def path(value: Any, where: str, *, error: type[RollerError] = RollerError, what
 def sizes_of_call(
     where: str, ends: Mapping[str, tuple[int, int]], values: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return the sizes by name that ``at(*values, **named)`` gives; ranges are not checked.
+    """Return the sizes, by name, that ``at(*values, **named)`` gives; do not check ranges.
 
     >>> sizes_of_call("matmul", {"i": (1, 9), "j": (1, 9)}, (3,), {"j": 4})
     {'i': 3, 'j': 4}
@@ -135,7 +135,7 @@ def sizes_of_call(
 
 
 def _nameable(text: str) -> bool:
-    """Whether the file system can take the name at all, by length and encoding."""
+    """Whether the file system can represent the name at all, given its length and encoding."""
     try:
         name = os.fsencode(text)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Time limit of emulated kernels in processor seconds, so that other processes do not matter."""
+"""Time limit for emulated kernels in processor seconds, so that other processes do not matter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LEAST_S = 5.0
 
 
 class Allowance:
-    """Processor seconds shared by several runs, with a wall-clock limit above :data:`PATIENCE` times as much.
+    """Processor seconds shared by several runs, with a wall-clock limit above :data:`PATIENCE` times as many.
 
     Parameters
     ----------
@@ -29,5 +29,5 @@ class Allowance:
         return max(0.0, self.seconds - self.spent_s)
 
     def charge(self, seconds: float) -> None:
-        """Subtract the seconds of a run."""
+        """Subtract the seconds that a run took."""
         self.spent_s += seconds

@@ -6,7 +6,7 @@ from roller.errors import EmulationError
 
 
 def closing(text: str, start: int) -> int:
-    """Return the position after the bracket that closes the one at ``start``."""
+    """Return the position after the bracket that closes the bracket at ``start``."""
     pairs = {"(": ")", "[": "]", "{": "}"}
     stack: list[str] = []
     for i in range(start, len(text)):

@@ -1,7 +1,8 @@
-"""Run codelets and their schedule on the CPU: every unit has its own memory, exchanges are copies.
+"""Run codelets and their schedule on the CPU: every unit has its own memory, and exchanges are copies.
 
-In a superstep all units receive their slices, then all compute. A unit's memory tracks which elements are initialised,
-so that reads of missing data fail and exchanges send written data only. ``cxx/poplar`` replaces Poplar's header.
+In a superstep, all units first receive their slices, and then all compute. A unit's memory tracks which elements are
+initialized, so that reads of missing data fail and exchanges send only written data. ``cxx/poplar`` replaces Poplar's
+header.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _TURN_S, _POINT_S = 2e-4, 4e-8
 
 
 class FieldStruct(ctypes.Structure):
-    """Mirror of ``roller_steps::Field``: data, initialised elements, writer of each word, element count, name."""
+    """Mirror of ``roller_steps::Field``: data, initialized elements, writer of each word, element count, and name."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -46,7 +47,7 @@ class FieldStruct(ctypes.Structure):
 
 
 class Memory:
-    """A unit's copy of a piece of a tensor, with a mask of initialised elements."""
+    """A unit's copy of a piece of a tensor, with a mask of initialized elements."""
 
     def __init__(self, name: str, shape: Sequence[int], dtype: str) -> None:
         self.name, self.shape = name, tuple(shape)
@@ -56,24 +57,24 @@ class Memory:
         self.owners = np.zeros(-(-self.data.nbytes // WORD_BYTES), np.uint8)
 
     def forget(self) -> None:
-        """Mark all elements as uninitialised before the next exchange."""
+        """Mark all elements as uninitialized before the next exchange."""
         self.data.view(np.uint8)[:] = _POISON
         self.held[:] = 0
 
     def field(self) -> FieldStruct:
-        """Describe the memory to a codelet, with no word written by its workers yet."""
+        """Describe the memory to a codelet, with no words written by its workers yet."""
         self.owners[:] = 0
         places = (a.ctypes.data for a in (self.data, self.held, self.owners))
         return FieldStruct(*places, len(self.data), self.name.encode())
 
 
 class EmulatedSteps:
-    """Artifact of codelets built for the CPU, to run in several orders; accesses are always checked.
+    """Codelet artifact built for the CPU, to run in several orders; accesses are always checked.
 
     Raises
     ------
     EmulationError
-        If the artifact is of another language, or g++ is missing or refuses the source.
+        If the artifact is in another language, or g++ is missing or refuses the source.
     """
 
     #: Whether some units may run without the others; not here, since they exchange data.
@@ -81,7 +82,7 @@ class EmulatedSteps:
 
     @staticmethod
     def expected_s(artifact: KernelArtifact) -> float:
-        """Return a rough estimate of one run's seconds, to reject runs that take too long."""
+        """Return a rough estimate of the seconds for one run, to reject runs that take too long."""
         s = Schedule.from_dict(artifact.target["schedule"])
         turns = s.tasks * (s.steps + len(s.stages))
         return turns * _TURN_S + sum(x.points for x in artifact.expression.stages) * _POINT_S
@@ -178,7 +179,7 @@ class EmulatedSteps:
         return [t.name for t in self.schedule.tensors if t.role == role]
 
     def _at_home(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all tensors in home memory between kernels: inputs filled, outputs zero."""
+        """Return all tensors in home memory between kernels: inputs are filled, and outputs are zero."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
@@ -211,7 +212,7 @@ class _Unit:
         self.start: dict[str, tuple[int, ...]] = {}
 
     def ranges(self, step: int) -> dict[str, tuple[int, int]] | None:
-        """Return the first and last point of each axis in a reduction step; ``None`` if the last part has none left."""
+        """Return the first and last points per axis in a reduction step; ``None`` if the last part has none left."""
         s, out = self.device.schedule, dict(self.tile)
         left = self.part * s.steps + step
         for a in reversed([a for a in s.axes if not a.spatial]):
@@ -221,7 +222,7 @@ class _Unit:
         return out if left == 0 else None
 
     def receive(self, plan: StagePlan, step: int, home: Mapping[str, np.ndarray]) -> None:
-        """Copy the slices of the inputs that a codelet reads."""
+        """Copy the slices of inputs that a codelet reads."""
         ranges = self.ranges(step)
         if ranges is None:
             return
@@ -236,7 +237,7 @@ class _Unit:
                 memory.held.reshape(t.pitches)[here] = 1
 
     def compute(self, plan: StagePlan, step: int, how: tuple[str, int], given: Sequence[Memory] = ()) -> None:
-        """Run a codelet on the unit's memory, and on memory sent by another unit."""
+        """Run a codelet on the unit's memory and on memory sent by another unit."""
         ranges, s = self.ranges(step), self.device.schedule
         if ranges is None:
             return
@@ -252,7 +253,7 @@ class _Unit:
         self.device.run(plan.entry, [*fields, place], how)
 
     def _number(self, name: str, plan: StagePlan, ranges: Ranges, step: int) -> int:
-        """Return one number of ``place``."""
+        """Return one number from ``place``."""
         s = self.device.schedule
         if name in ("first", "last"):
             return int(step == (0 if name == "first" else s.steps - 1))
@@ -298,7 +299,7 @@ def _codelets(s: Schedule) -> list[StagePlan]:
 
 
 def _driven(source: str, schedule: Schedule) -> str:
-    """Return the codelets with a C function for each, which connects the fields and runs the workers in turn."""
+    """Return the codelets with a C function for each that connects the fields and runs the workers in turn."""
     given = {p.entry: ["part"] if p is schedule.combine else [] for p in _codelets(schedule)}
     drivers = [_driver(p.entry, _field_names(p, given[p.entry])) for p in _codelets(schedule)]
     return f"#define ROLLER_WORKERS {schedule.workers}u\n{source}\n" + "\n".join(drivers)

@@ -1,7 +1,8 @@
-"""Prove a kernel within a time budget: the whole kernel if it fits, else chosen blocks of it.
+"""Prove a kernel within a time budget: the whole kernel if it fits, otherwise selected blocks of it.
 
-Blocks of the shipped kernel prove more than a kernel for smaller shapes, since all constants are the real ones. A first
-block tells how many fit. A kernel of several launches runs whole or not at all, since a launch reads all blocks before.
+Blocks of the actual kernel prove more than a kernel for smaller shapes, because all constants are the real ones. A
+first block shows how many fit. A kernel with several launches runs whole or not at all, because a launch reads all
+blocks of the launches before it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class _Found:
     outputs
         Outputs of the first order.
     written
-        Flat positions written, by output; ``None`` if every block ran.
+        Flat positions written, for each output; ``None`` if every block ran.
     run
         Number of blocks that ran.
     orders
@@ -81,12 +82,12 @@ class _Found:
 
     @property
     def scope(self) -> str:
-        """Scope of the proof: every block, or some."""
+        """Scope of the proof: every block or some blocks."""
         return WHOLE if self.written is None else BLOCKS
 
 
 class _Trial:
-    """Proof of one kernel in progress."""
+    """Proof in progress of one kernel."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class _Trial:
             self._verify()
 
     def _one_by_one(self) -> list[float] | None:
-        """Run a few blocks of every launch; return the seconds of a block each, or ``None`` if one takes too long."""
+        """Run a few blocks of every launch; return the seconds per block, or ``None`` if one takes too long."""
         seconds: list[float] = []
         self._clean(_POISONS[0])
         for n, count in enumerate(self.grids):
@@ -185,7 +186,7 @@ class _Trial:
         )
 
     def _verify(self) -> None:
-        """Check guards and inputs if only single blocks completed, which does not check them."""
+        """Check guards and inputs if only single blocks completed, because that does not check them."""
         try:
             for buffer in self.buffers.values():
                 buffer.verify(self.emulated.launches[0].entry)
@@ -241,7 +242,7 @@ class _Trial:
         return self.emulated.outputs(self.buffers), written
 
     def _find_holes(self, order: str) -> None:
-        """Record outputs that are never written; unwritten integers differ between orders instead."""
+        """Record outputs that are never written; unwritten integers show as differences between orders instead."""
         for name in self.names:
             buffer = self.buffers[name]
             if _may_be_ones(buffer):
@@ -252,7 +253,7 @@ class _Trial:
                 self.failures.append((order, text))
 
     def _compare(self, found: _Found) -> int:
-        """Compare as many outputs with the reference as the budget allows; return the number."""
+        """Compare as many outputs with the reference as the budget allows; return their number."""
         terms = sum(int(np.prod([a.extent for a in s.reduction_axes], dtype=np.int64)) for s in self.expression.stages)
         most = max(64, int(_TERMS_PER_S * self.budget_s) // max(1, terms) // len(self.names))
         points, values = [], []
@@ -277,5 +278,5 @@ def _blocks(grid: tuple[int, int, int]) -> int:
 
 
 def _may_be_ones(buffer: Buffer) -> bool:
-    """Return whether a value can equal the fill pattern of unwritten memory, as in integers."""
+    """Return whether a value can equal the fill pattern of unwritten memory, as integers can."""
     return "float" not in buffer.argument.dtype

@@ -1,4 +1,4 @@
-"""Outputs that a block of a grid must write, and outputs to compare if not all can be."""
+"""Outputs that a block of a grid must write, and outputs to compare if not all can be compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REGIONS = 12
 
 
 def output_tile(program: RProgram, stage: Stage) -> dict[str, int]:
-    """Return the extents by axis of a block's part of a stage's output; undivided axes are whole."""
+    """Return the extents, by axis, of a block's part of a stage's output; undivided axes are whole."""
     tile = program.block_tile
     return {a.name: min(tile[a.name], a.extent) if a.name in program.grid else a.extent for a in stage.spatial_axes}
 
@@ -49,7 +49,7 @@ def unwritten(program: RProgram, stage: Stage, written: np.ndarray, blocks: int,
 
 
 def regions(program: RProgram, stage: Stage, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield flat positions of parts of an output, each of a block's size, corners first."""
+    """Yield the flat positions of block-sized parts of an output, corners first."""
     tile = output_tile(program, stage)
     extents = {a.name: a.extent for a in stage.spatial_axes}
     counts = [-(-extents[n] // e) for n, e in tile.items()]
@@ -73,7 +73,7 @@ def _positions(stage: Stage, box: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def some_of(parts: Sequence[np.ndarray], most: int, rng: np.random.Generator) -> np.ndarray:
-    """Return about ``most`` positions, equally many of each part."""
+    """Return about ``most`` positions, equally many from each part."""
     if not parts:
         return np.zeros(0, np.int64)
     share = max(1, most // len(parts))
@@ -82,7 +82,7 @@ def some_of(parts: Sequence[np.ndarray], most: int, rng: np.random.Generator) ->
 
 
 def chosen_blocks(program: RProgram, blocks: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Return the numbers of blocks to run if not all can: first and last, their neighbours, corners, random ones."""
+    """Return the numbers of blocks to run if not all can: first, last, their neighbours, corners, and random ones."""
     numbers = [0, blocks - 1, min(1, blocks - 1), max(0, blocks - 2)]  # neighbours do not write the same tile
     grid = list(program.grid.values())
     if int(np.prod(grid, dtype=np.int64)) == blocks:

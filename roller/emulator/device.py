@@ -1,7 +1,7 @@
-"""Emulated GPU on this machine: memory, streams, events and graphs, with kernels by the emulator.
+"""Emulated GPU on this machine: memory, streams, events and graphs, with kernels run by the emulator.
 
-Work is queued, and done when a caller waits. The next stream is chosen so that missing events show: one stream runs as
-far ahead as its events allow, or a random one runs. Memory starts as NaN between guards.
+Work is queued, and is done when a caller waits. The next stream is chosen so that missing events become visible: one
+stream runs as far ahead as its events allow, or a random stream runs. Memory starts as NaN between guards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GUARD_BYTES, _ALIGNMENT, _POISON, _GUARD = 256, 256, 0xFF, 0xA5
 
 
 class Memory:
-    """Uninitialised memory (NaN as a float) between two guards."""
+    """Uninitialized memory (NaN as a float) between two guards."""
 
     def __init__(self, nbytes: int) -> None:
         raw = np.full(nbytes + 2 * _GUARD_BYTES + _ALIGNMENT, _GUARD, np.uint8)
@@ -38,7 +38,7 @@ class Memory:
         self.ptr: int = raw.ctypes.data + start
 
     def verify(self) -> None:
-        """Raise if a guard was overwritten."""
+        """Raise an error if a guard was overwritten."""
         rest = np.concatenate((self._raw[: self._start], self._raw[self._start + self.nbytes :]))
         if (rest != _GUARD).any():
             raise EmulationError(f"emulated device: something was written around memory of {self.nbytes} bytes.")
@@ -50,7 +50,7 @@ class DeviceArray(np.ndarray):
 
 @dataclass(eq=False)
 class Work:
-    """Queued work, done after its dependencies and after earlier work of its stream."""
+    """Queued work, done after its dependencies and after earlier work on its stream."""
 
     run: Callable[[], None]
     after: list[Work] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(eq=False)
 class Stream:
-    """Work in order; during a capture, ``last`` is the stream's last node."""
+    """Work done in order; during a capture, ``last`` is the stream's last node."""
 
     number: int
     queue: list[Work] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Stream:
 
 @dataclass(eq=False)
 class Event:
-    """Point in a stream: the work before it, and its completion time in seconds."""
+    """Point in a stream: the work before it and its completion time in seconds."""
 
     work: Work | None = None
     time_s: float = 0.0
@@ -84,7 +84,7 @@ class Graph:
 
 
 class EmulatedKernel:
-    """Kernel on emulated memory; see ``roller.models.session.gpu_device`` for the interface."""
+    """Kernel that operates on emulated memory; see ``roller.models.session.gpu_device`` for the interface."""
 
     def __init__(self, device: EmulatedDevice, artifact: KernelArtifact) -> None:
         self._device, self._emulated = device, Emulated(artifact, check=device.check)
@@ -110,7 +110,7 @@ class EmulatedDevice:
     policy
         One of :data:`POLICIES`.
     seed
-        Seed of the random policy.
+        Seed for the random policy.
     order
         Order of threads and blocks in kernels; see :func:`roller.emulator.emulate`.
     check
@@ -175,7 +175,7 @@ class EmulatedDevice:
         return out
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any] = ()) -> DeviceArray:
-        """Return a new uninitialised array on the device; bfloat16 as bits."""
+        """Return a new uninitialized array on the device; bfloat16 as bits."""
         del like
         stored = storage_dtype(dtype)
         memory = self.allocate(int(np.prod(shape, dtype=np.int64)) * stored.itemsize)
@@ -186,7 +186,7 @@ class EmulatedDevice:
         return int(array.ctypes.data)
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
-        """Queue a copy from the host of the array's current contents."""
+        """Queue a copy of the array's current contents from the host."""
         data = np.ascontiguousarray(array).tobytes()
 
         def move() -> None:
@@ -237,7 +237,7 @@ class EmulatedDevice:
         event.work = self.push(stream, lambda: setattr(event, "time_s", time.perf_counter()), counts=False)
 
     def wait(self, event: Event, stream: Stream) -> None:
-        """Make a stream wait for the recorded work of an event; an unrecorded event has none."""
+        """Make a stream wait for the work recorded in an event; an unrecorded event has none."""
         if event.work is None:
             return
         stream.waits.append(event.work)
@@ -269,7 +269,7 @@ class EmulatedDevice:
         return work
 
     def synchronize(self, stream: Stream) -> None:
-        """Wait for a stream; work of other streams may run too."""
+        """Wait for a stream; work on other streams may run too."""
         while stream.queue or not all(w.done for w in stream.waits):
             ready = [s for s in self._streams if s.queue and all(w.done for w in s.queue[0].after)]
             if not ready:

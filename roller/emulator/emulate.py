@@ -1,7 +1,7 @@
 """Run all launches of a CUDA or HIP artifact on NumPy arrays, on the CPU.
 
 Outputs and workspaces start as NaN, buffers have guard bytes, and inputs are compared afterwards, so that missing,
-out-of-bounds and forbidden writes show even if accesses are not checked.
+out-of-bounds and forbidden writes are detected even if accesses are not checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from roller.targets.lazy import loaded
 LANGUAGES = tuple(t.language for t in TARGETS if t.kind.blocks and t.emulated)
 #: Orders in which the threads of a block (and the blocks of a grid) run between barriers.
 ORDERS = ("forward", "reverse", "random")
-#: Most threads of a block on any GPU.
+#: Maximum number of threads of a block on any GPU.
 _MAX_THREADS = 1024
 _ALIGNMENT = 256
 _GUARD = 256
@@ -43,18 +43,18 @@ class Emulated:
     Parameters
     ----------
     artifact
-        Artifact of language ``"cuda"`` or ``"hip"``; it need not be built.
+        Artifact in the language ``"cuda"`` or ``"hip"``; it need not be built.
     check
-        Report out-of-bounds and misaligned accesses; unchecked kernels run faster and build slower.
+        Whether to report out-of-bounds and misaligned accesses; unchecked kernels run faster but build more slowly.
     cache_dir
-        Folder of cached builds; the user's cache folder if ``None``.
+        Folder for cached builds; the user's cache folder if ``None``.
     keep
-        Whether to cache this kernel, besides what all kernels share.
+        Whether to cache this kernel in addition to the parts that all kernels share.
 
     Raises
     ------
     EmulationError
-        If the artifact is of another language, g++ is missing, or the source cannot be translated or built.
+        If the artifact is in another language, g++ is missing, or the source cannot be translated or built.
     """
 
     #: Whether some blocks may run without the others.
@@ -117,7 +117,7 @@ class Emulated:
         return self.outputs(buffers)
 
     def buffers(self, arrays: Sequence[np.ndarray]) -> dict[str, Buffer]:
-        """Allocate every argument: inputs filled, all others poisoned."""
+        """Allocate every argument: inputs are filled, and all others are poisoned."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
@@ -135,7 +135,7 @@ class Emulated:
         allowance: Allowance | None = None,
         only: int | None = None,
     ) -> None:
-        """Run all launches, or ``only`` one, on memory of :meth:`buffers`; verify the memory after a full run."""
+        """Run all launches, or ``only`` one, on memory from :meth:`buffers`; verify the memory after a full run."""
         if order not in ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {shown(order)}.")
         for launch, kernel, function in self._launches if only is None else [self._launches[only]]:
@@ -158,7 +158,7 @@ class Emulated:
         return tuple(buffers[a.name].value(s) for a, s in zip(self.artifact.outputs, shapes, strict=True))
 
     def launch_at(self, addresses: Mapping[str, int], *, prepare: bool, order: str) -> None:
-        """Run on the caller's memory, as a device does, without copies, fills or comparisons."""
+        """Run a launch on the caller's memory, as a device does, without copies, fills or comparisons."""
         places: dict[str, Buffer | _Place] = {
             a.name: _Place(addresses[a.name], element_bytes(a)) for a in self.artifact.arguments if a.name in addresses
         }
@@ -186,21 +186,21 @@ def emulate(
 
 @dataclass(frozen=True)
 class _Place:
-    """Caller's memory of an argument."""
+    """Caller's memory for an argument."""
 
     address: int
     bytes: int
 
 
 def element_bytes(argument: Argument) -> int:
-    """Return the bytes of an argument's elements."""
+    """Return the size of an argument's elements in bytes."""
     if argument.number is not None:
         return storage_dtype(argument.dtype).itemsize
     return int(np.prod(argument.shape, dtype=np.int64)) * storage_dtype(argument.dtype).itemsize
 
 
 class Buffer:
-    """Device memory of one argument: aligned, guarded on both sides, poisoned unless an input."""
+    """Device memory for one argument: aligned, guarded on both sides, and poisoned unless it is an input."""
 
     def __init__(self, argument: Argument, array: np.ndarray | None) -> None:
         self.argument = argument
@@ -221,7 +221,7 @@ class Buffer:
         return None if number is None else np.array([number], self.dtype).view(np.uint8)
 
     def fill(self, byte: int) -> None:
-        """Fill with a byte that marks unwritten memory, unless it is an input."""
+        """Fill the buffer with a byte that marks unwritten memory, unless it is an input."""
         if self.given is None:
             self.data[:] = byte
 
@@ -246,7 +246,7 @@ class Buffer:
         return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
     def verify(self, entry: str) -> None:
-        """Raise if a kernel overwrote a guard or an input."""
+        """Raise an error if a kernel overwrote a guard or an input."""
         name = self.argument.name
         for guard, where in ((self.front, "before the start"), (self.back, "beyond the end")):
             if (guard != _POISON).any():
@@ -304,7 +304,7 @@ def emulated_by(artifact: KernelArtifact) -> Any:
 
 
 def architecture_of(arch: str) -> int:
-    """Return ``__CUDA_ARCH__``: 900 for ``"sm_90"``; 800 for architectures of AMD."""
+    """Return ``__CUDA_ARCH__``: 900 for ``"sm_90"``; 800 for AMD architectures."""
     m = re.match(r"sm_(\d+)", arch)
     return int(m[1]) * 10 if m else 800
 

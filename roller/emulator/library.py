@@ -1,6 +1,6 @@
 """Build translated kernels with g++ and load them; builds are cached by content.
 
-Safe for concurrent processes: files are written atomically and named by a hash of all their inputs.
+This is safe for concurrent processes: files are written atomically and named by a hash of all their inputs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LaunchStruct(ctypes.Structure):
 
 
 def default_cache() -> Path:
-    """Return the folder of cached builds: ``ROLLER_EMULATOR_DIR`` if set, else one in the user's cache."""
+    """Return the folder of cached builds: ``ROLLER_EMULATOR_DIR`` if set, otherwise a folder in the user's cache."""
     chosen = os.environ.get(VARIABLE, "").strip()
     return Path(chosen).expanduser().absolute() if chosen else cache_folder() / "emulator"
 
@@ -78,7 +78,7 @@ def load(
 
 
 def _folder(chosen: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of cached builds; ``None``, with one warning, if the user's cannot be used."""
+    """Return the folder of cached builds; ``None``, with one warning, if the user's folder cannot be used."""
     folder = Path(chosen) if chosen is not None else default_cache()
     try:
         if chosen is None and folder.parent == cache_folder():
@@ -129,7 +129,7 @@ def _headers() -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def compiler(name: str) -> tuple[str, str]:
-    """Return path and version of a C++ compiler."""
+    """Return the path and version of a C++ compiler."""
     path = shutil.which(name)
     if path is None:
         raise EmulationError(

@@ -1,4 +1,4 @@
-"""Result of a proof, and comparators of outputs with the expression's reference."""
+"""Result of a proof, and functions that compare outputs with the expression's reference."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Proof:
     points
         Number of outputs compared with the reference.
     note
-        Why not everything ran; empty if it did.
+        Reason why not everything ran; empty if everything did.
     seconds
         Wall time of the proof.
     spent_s
-        Seconds of each processor for running the kernel; 0 if not measured.
+        Seconds that each processor spent running the kernel; 0 if not measured.
     """
 
     ok: bool
@@ -62,7 +62,7 @@ class Proof:
 
     @property
     def proved(self) -> str:
-        """Summary for records: never more than what ran, and nothing for a wrong kernel.
+        """Summary for records: never claims more than ran, and claims nothing for a wrong kernel.
 
         Examples
         --------
@@ -88,12 +88,12 @@ class Proof:
 
 
 def within_bound(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
-    """Compare outputs with the range of right results by :mod:`roller.expr.enclosure`."""
+    """Compare outputs with the range of correct results computed by :mod:`roller.expr.enclosure`."""
     return everywhere(within_bound_at)(expression, arrays, outputs)
 
 
 def everywhere(compare: PointComparator) -> Comparator:
-    """Turn a comparator of chosen elements into one of all elements."""
+    """Turn a comparator for chosen elements into one for all elements."""
 
     def whole(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
         points = [
@@ -111,7 +111,7 @@ def within_bound_at(
     points: Sequence[np.ndarray],
     values: Sequence[np.ndarray],
 ) -> str:
-    """Compare chosen elements of outputs as :func:`within_bound` does all."""
+    """Compare chosen elements of outputs as :func:`within_bound` compares all elements."""
     known = {t.name: np.asarray(a) for t, a in zip(expression.inputs, arrays, strict=True)}
     run = Enclosure(expression, known, reordered=only_reorders(expression))
     for t, where, got in zip(expression.output_tensors, points, values, strict=True):

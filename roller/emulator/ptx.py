@@ -1,6 +1,6 @@
-"""Translate inline PTX to calls of ``cxx/ptx.h`` with a table of instruction patterns.
+"""Translate inline PTX to calls to functions in ``cxx/ptx.h``, using a table of instruction patterns.
 
-To add an instruction, implement its effect on a lane in ``cxx/ptx.h`` and add one row to ``INSTRUCTIONS`` here.
+To add an instruction, implement its effect on a lane in ``cxx/ptx.h`` and add a row to ``INSTRUCTIONS`` here.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _wmma_store(m: re.Match[str], o: Operands) -> str:
 
 
 def _bits(names: tuple[str, ...], operands: Operands) -> str:
-    """Return arrays of the bits of each operand's registers."""
+    """Return arrays with the bits of each operand's registers."""
     return "".join(
         f" uint32_t {name}[] = {{{', '.join(f'emul::ptx::bits({x})' for x in regs)}}};"
         for name, regs in zip(names, operands, strict=True)
@@ -208,7 +208,7 @@ def translate_asm(text: str) -> str:
 
 
 def _statement(inside: str) -> str:
-    """Translate the contents of ``asm(...)``: template, outputs, inputs."""
+    """Translate the contents of ``asm(...)``: template, outputs, and inputs."""
     sections = split(inside, ":")
     template = "".join(s.encode().decode("unicode_escape") for s in _STRING.findall(sections[0]))
     values = []

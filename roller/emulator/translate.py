@@ -1,7 +1,7 @@
 """Translate CUDA C to C++ for the emulator's headers, keeping line numbers.
 
 Only constructs that macros cannot express are rewritten: pointers become checked, shared arrays belong to the block,
-inline PTX becomes calls, and every kernel holds its indices in locals.
+inline PTX becomes calls, and every kernel keeps its indices in local variables.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _CONVERGES = re.compile(r"__sync|__shfl|__activemask|_sync\b|\basm\b|__asm__|wmm
 
 @dataclass(frozen=True)
 class TranslatedKernel:
-    """Kernel of a source.
+    """Kernel in a source.
 
     Parameters
     ----------
     parameters
         Name and element type of each parameter.
     max_threads
-        Bound of ``__launch_bounds__``; 0 if there is none.
+        Bound given by ``__launch_bounds__``; 0 if there is none.
     converges
         Whether threads wait for each other.
     numbers
@@ -116,7 +116,7 @@ def _kernels(text: str) -> tuple[TranslatedKernel, ...]:
 
 
 def _parameter(entry: str, text: str) -> tuple[str, str, bool]:
-    """Return name and type of a parameter, and whether it is a number."""
+    """Return the name and type of a parameter, and whether it is a number."""
     plain = " ".join(re.sub(r"__restrict__|\bconst\b", " ", text).split())
     m = re.fullmatch(rf"({_TYPE})\s*\*\s*(\w+)", plain) or re.fullmatch(r"(int)\s+(\w+)", plain)
     if m is None:
@@ -164,7 +164,7 @@ def _shared_arrays(text: str) -> str:
 
 
 def _local_arrays(text: str) -> str:
-    """Replace the arrays of a thread, its registers, by arrays with checked indices."""
+    """Replace a thread's arrays (its registers) by arrays with checked indices."""
 
     def local(m: re.Match[str]) -> str:
         align = f"alignas({m[3] or m[5]}) " if m[3] or m[5] else ""

@@ -20,7 +20,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a function that reads files (and with it YAML) on first use."""
+    """Load a function that reads files (and, with it, YAML) on first use."""
     if name in ("list_specs", "parse_spec", "spec_folder"):
         from roller.hardware import reader
 

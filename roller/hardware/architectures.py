@@ -1,4 +1,4 @@
-"""Instruction-set features that follow from an architecture's name."""
+"""Instruction-set features implied by an architecture's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN_MATRIX = {90: "wgmma", 100: "tcgen05", 101: "tcgen05", 103: "tcgen05"}
 
 
 def cuda_architecture(arch: str) -> int:
-    """Return the number of a CUDA architecture, or 0 for another name.
+    """Return the number of a CUDA architecture, or 0 for other names.
 
     >>> cuda_architecture("sm_90a"), cuda_architecture("gfx906")
     (90, 0)

@@ -1,4 +1,4 @@
-"""Decides whether a specification was measured on the device itself, which makes predictions calibrated."""
+"""Decides whether a specification was measured on the device itself, so that predictions count as calibrated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SECTIONS, _BANDWIDTH = ("compute.", "execution."), ".bandwidth_"
 
 
 def is_calibrated(spec: DeviceSpec) -> bool:
-    """Whether ``roller probe`` measured rates of the specification on this very device.
+    """Whether ``roller probe`` measured the specification's rates on this very device.
 
     >>> from dataclasses import replace
     >>> from roller.hardware import load_spec

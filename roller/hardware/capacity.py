@@ -1,4 +1,4 @@
-"""Device memory as drivers report it, which is less than the data sheet's figure."""
+"""Device memory as drivers report it, which is less than the data sheet states."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Capacity:
 
 
 def capacity_of(spec: DeviceSpec) -> Capacity:
-    """Return the capacity of the device memory that holds tensors between kernels.
+    """Return the capacity of the device memory that stores tensors between kernels.
 
     >>> from roller.hardware import load_spec
     >>> f"{capacity_of(load_spec('h100')).bytes / 2**30:.2f} GiB"

@@ -1,4 +1,4 @@
-"""Checks of typed numbers and keys in specifications."""
+"""Checks for typed numbers and keys in specifications."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _PARTS = ("teu", "compute", "ops_per_cycle_per_unit", "execution", "limits", "me
 
 
 def fail(where: str, path: str, problem: str) -> SpecError:
-    """Return the error for one path of a specification."""
+    """Return the error for one path in a specification."""
     return SpecError(f"{where}: {path}: {problem}" if path else f"{where}: {problem}")
 
 
@@ -85,7 +85,7 @@ def _stem(key: str) -> str:
 
 
 def check_number(where: str, path: str, value: object, quantity: Quantity) -> float:
-    """Return a number of the field's type and range, or raise."""
+    """Return a number with the field's type and in its range, or raise an error."""
     unit = f" {quantity.unit}" if quantity.unit else ""
     if isinstance(value, str):
         raise fail(where, path, _text_problem(value))
@@ -153,7 +153,7 @@ def join_path(path: str, key: str) -> str:
 
 
 def nearest_fields(path: str, known: Mapping[str, Quantity]) -> str:
-    """Return a hint for an unknown path: the closest known path, else the fields of its section."""
+    """Return a hint for an unknown path: the closest known path, otherwise the fields of its section."""
     section, _, last = path.rpartition(".")
     begun = [name for name in known if len(path) > 2 and name.rpartition(".")[2].startswith(path)]
     if len({name.rpartition(".")[0] for name in begun}) > 1:  # a field of several layers: any may be meant

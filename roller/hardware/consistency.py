@@ -1,4 +1,4 @@
-"""Cross-checks of a device's numbers: contradictions are errors, unusual values are reported."""
+"""Cross-checks of a device's numbers: contradictions are errors, and unusual values are reported."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_consistency(where: str, spec: DeviceSpec) -> None:
 
 
 def _check_powers(where: str, spec: DeviceSpec) -> None:
-    """Refuse sizes that are not powers of two where addresses need it, and transactions below one element."""
+    """Refuse sizes that are not powers of two where addresses require that, and transactions below one element."""
     for layer in spec.memory_layers:
         path = f"memory_layers.{layer.name}"
         for name in ("transaction_bytes", "line_bytes", "banks", "bank_width_bytes"):
@@ -113,7 +113,7 @@ def check_file(where: str, spec: DeviceSpec) -> None:
 
 
 def suspicions(spec: DeviceSpec) -> tuple[str, ...]:
-    """Return warnings about possible but rare values, path first; most are values in a wrong unit.
+    """Return warnings about possible but rare values, path first; most such values are in a wrong unit.
 
     >>> from roller.hardware import load_spec
     >>> suspicions(load_spec("v100"))

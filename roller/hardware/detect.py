@@ -1,4 +1,4 @@
-"""Detects this machine as a DeviceSpec: a CPU profile overlaid with detected, then with probed numbers."""
+"""Detects this machine as a DeviceSpec: a CPU profile, overlaid first with detected and then with probed numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ UNPROBED_ERROR = 0.7
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """First processor in ``/proc/cpuinfo``; text fields are empty where absent."""
+    """First processor in ``/proc/cpuinfo``; text fields are empty if absent."""
 
     model: str = ""
     vendor: str = ""
@@ -80,7 +80,7 @@ def is_this_machine(spec: DeviceSpec) -> bool:
 
 
 def check_units(spec: DeviceSpec) -> None:
-    """Refuse a specification of this machine with a changed number of cores, which could not be timed."""
+    """Refuse a specification of this machine with a changed number of cores, for which kernels could not be timed."""
     there = detect_unprobed().units
     if spec.units != there:
         raise SpecError(
@@ -94,18 +94,18 @@ def _here() -> str:
 
 
 def is_probed(spec: DeviceSpec) -> bool:
-    """Whether ``roller probe cpu`` has measured a profile of the machine."""
+    """Whether ``roller probe cpu`` has measured a profile of this machine."""
     return profile_path(spec.machine).is_file()
 
 
 def assumed(detected: DeviceSpec) -> DeviceSpec:
-    """Return an unprobed machine with prediction errors as uncertain as its assumed rates."""
+    """Return an unprobed machine with prediction errors that reflect the uncertainty of its assumed rates."""
     fields = {p: UNPROBED_ERROR for p in detected.values() if p in _SECONDS_ERRORS}
     return detected.with_overrides(fields, "assumed")
 
 
 def files_of(spec: DeviceSpec) -> tuple[Path, ...]:
-    """Return the files with the numbers of a detected machine: the similar shipped profile and the probed one."""
+    """Return the files with a detected machine's numbers: the similar shipped profile and the probed profile."""
     probed = profile_path(spec.machine)
     shipped = spec_folder() / f"{spec.description.rpartition('(profile ')[2].partition(')')[0]}.yaml"
     found = [shipped] if shipped.is_file() else []
@@ -127,7 +127,7 @@ def with_profile(detected: DeviceSpec) -> DeviceSpec:
 
 
 def _memory_of_all(detected: DeviceSpec, measured: Mapping[str, float]) -> dict[str, float]:
-    """Return an assumed all-core memory bandwidth where only that of one core was measured."""
+    """Return an assumed all-core memory bandwidth if only the bandwidth of one core was measured."""
     path = f"memory_layers.{detected.memory_layers[-1].name}."
     alone = measured.get(f"{path}bandwidth_per_teu_bytes_per_s")
     if alone is None or f"{path}bandwidth_bytes_per_s" in measured:
@@ -187,7 +187,7 @@ def _fingerprint(info: CpuInfo, machine: str, spec: DeviceSpec) -> str:
 
 
 def read_cpuinfo(root: Path) -> CpuInfo:
-    """Return the first processor in ``proc/cpuinfo`` under ``root``; an empty record without that file."""
+    """Return the first processor in ``proc/cpuinfo`` under ``root``; an empty record if that file is missing."""
     fields: dict[str, str] = {}
     for line in _read(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
@@ -224,7 +224,7 @@ def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
 
 
 def count_cores(root: Path, affinity: tuple[int, ...]) -> int:
-    """Return the usable physical cores, by affinity, control group and SMT siblings."""
+    """Return the usable physical cores, according to affinity, control group and SMT siblings."""
     siblings = {
         _read(root / f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list").strip() or str(i) for i in affinity
     }
@@ -260,7 +260,7 @@ _CLOCK_STEP_HZ = 5.0e7
 
 
 def _clock_hz(root: Path, info: CpuInfo) -> float | None:
-    """Return the maximum clock of the first core in Hz, else its current clock."""
+    """Return the maximum clock of the first core in Hz, or else its current clock."""
     text = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
     if text.isdigit() and int(text) > 0:
         return int(text) * 1e3
@@ -275,7 +275,7 @@ def _memory_bytes(root: Path) -> int | None:
 
 
 def _scaled(spec: DeviceSpec, cores: int, clock_hz: float) -> dict[str, float]:
-    """Return the profile's totals and cycle times scaled to this number of cores and this clock."""
+    """Return the profile's totals and cycle times scaled to a number of cores and a clock."""
     out: dict[str, float] = {}
     # Private layers scale with cores and clock, the sliced L3 with cores, DRAM with cores up to an assumed total.
     by_core, by_clock = cores / spec.units, clock_hz / spec.clock_hz

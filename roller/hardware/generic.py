@@ -1,4 +1,4 @@
-"""Generic CPU profiles for instruction sets without a shipped profile, where a probe starts."""
+"""Generic CPU profiles for instruction sets without a shipped profile, from which a probe starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.hardware.spec import DeviceSpec
 
 @dataclass(frozen=True)
 class _InstructionSet:
-    """Float32 lanes, vector registers, code generation name, and triple where not the host's."""
+    """Float32 lanes, vector registers, code generation name, and the target triple if it is not the host's."""
 
     lanes: int
     registers: int

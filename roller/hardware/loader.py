@@ -21,12 +21,12 @@ def load_spec(name_or_path: str | os.PathLike[str], overrides: Mapping[str, floa
     name_or_path
         A shipped name (``"v100"``), ``"cpu"`` for this machine, or the path of a YAML file.
     overrides
-        Replacement numbers by dotted path.
+        Replacement numbers, by dotted path.
 
     Returns
     -------
     DeviceSpec
-        Frozen; the same object for the same file and no overrides.
+        Frozen specification; the same object for the same file without overrides.
 
     Raises
     ------

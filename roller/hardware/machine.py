@@ -1,4 +1,4 @@
-"""Location of the probed profile of this machine."""
+"""Location of this machine's probed profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VARIABLE = "ROLLER_PROFILE_DIR"
 
 
 def profile_folder() -> Path:
-    """Return the folder of probed profiles without creating it: ``ROLLER_PROFILE_DIR``, else the user's data folder.
+    """Return the folder for probed profiles without creating it: ``ROLLER_PROFILE_DIR`` or the user's data folder.
 
     >>> import os; os.environ["ROLLER_PROFILE_DIR"] = "/tmp/profiles"
     >>> str(profile_folder())
@@ -33,6 +33,6 @@ def profile_folder() -> Path:
 
 
 def profile_path(fingerprint: str) -> Path:
-    """Return the path of the profile of a fingerprint, whether or not it exists."""
+    """Return the path of the profile for a fingerprint, whether or not it exists."""
     digest = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
     return profile_folder() / f"cpu-{digest}.yaml"

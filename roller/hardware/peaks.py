@@ -1,4 +1,4 @@
-"""Peak rates that follow from a device's numbers."""
+"""Peak rates computed from a device's numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def peak_flops_per_s(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:
 
 
 def peak_lines(spec: DeviceSpec) -> list[str]:
-    """Return text lines with the peak operations per second of each dtype, and each layer's size and bandwidth."""
+    """Return text lines with the peak operations per second for each dtype, and each layer's size and bandwidth."""
     clock = f"{spec.clock_hz / 1e9:.4g} GHz"
     lines = []
     for dtype in DTYPES:

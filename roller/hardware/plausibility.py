@@ -1,4 +1,4 @@
-"""Warnings about numbers that no similar device has: mostly a factor of a thousand, or a rate unlike its own note."""
+"""Warnings about numbers that no similar device has: mostly a factor of a thousand, or rates unlike their notes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _POWERS = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def implausible(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
-    """Yield warnings about unusual numbers, path first, without comparing to ``accused`` paths."""
+    """Yield warnings about unusual numbers, path first, without comparisons with ``accused`` paths."""
     # The caller adds the path of each yielded line to ``accused`` before it takes the next.
     home = f"memory_layers.{spec.home.name}"
     if "clock_hz" not in accused:
@@ -222,7 +222,7 @@ def _of_the_board(spec: DeviceSpec) -> Iterator[str]:
 
 
 def _pipes(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
-    """Yield warnings about rates above or far below the issue rate, and matrix units slower than the pipes."""
+    """Yield warnings about rates above or far below the issue rate, and about matrix units slower than the pipes."""
     width = spec.teu.lanes * spec.teu.schedulers_per_unit
     rates = spec.compute.ops_per_cycle_per_unit
     for name, rate in rates.items():
@@ -262,7 +262,7 @@ def _note(spec: DeviceSpec, x: Written) -> Iterator[str]:
 
 
 def _note_of_rate(spec: DeviceSpec, x: Written, value: float) -> Iterator[str]:
-    """Yield a warning where a rate contradicts the unit counts or the operations per second in its note."""
+    """Yield a warning if a rate contradicts the unit counts or the operations per second in its note."""
     clocks = [c for c in (spec.clock_hz, spec.sustained_clock_hz) if c]
     peaks = [2 * value * spec.units * c for c in clocks]
     told = [float(n) * _POWERS[p] for n, p in _OPS.findall(x.note)]

@@ -63,13 +63,13 @@ def list_specs() -> tuple[str, ...]:
 
 
 def read_spec(name_or_path: str) -> DeviceSpec:
-    """Return the specification of a shipped name or YAML file, parsed once per version of the file."""
+    """Return the specification for a shipped name or YAML file, parsed once per version of the file."""
     path = _find(name_or_path)
     return _load_cached(path, _stamp(path))
 
 
 def spec_path(name_or_path: str) -> Path:
-    """Return the file of a shipped name or path.
+    """Return the file for a shipped name or path.
 
     >>> spec_path("V100").name
     'v100.yaml'
@@ -127,7 +127,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def parse_spec(text: str, where: str) -> DeviceSpec:
-    """Return the specification in a YAML text; ``where`` names the file in errors."""
+    """Return the specification in a YAML text; ``where`` names the file in error messages."""
     try:
         data = yaml.load(text, Loader=_Loader)
     # Not only YAMLError: also a number with thousands of digits, an impossible date, or deep nesting.
@@ -179,7 +179,7 @@ def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
 
 
 def _clocks_apart(where: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the top-level data with ``clock_hz: {boost, sustained}`` as two numbers; a plain clock is boost."""
+    """Return the top-level data with ``clock_hz: {boost, sustained}`` as two numbers; a single number is boost."""
     clocks = data["clock_hz"]
     if not isinstance(clocks, Mapping) or not {"boost", "sustained"} & set(clocks):
         return dict(data)
@@ -188,7 +188,7 @@ def _clocks_apart(where: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_validated(where: str, spec: DeviceSpec, accuracy: Mapping[str, Any]) -> bool:
-    """Whether the file's measured errors were validated with exactly its numbers."""
+    """Whether the file's measured errors were validated with exactly the file's numbers."""
     # A copied file whose numbers were changed is not validated; unmeasured errors claim nothing.
     given = accuracy.get(VALIDATED_WITH)
     if given is not None:

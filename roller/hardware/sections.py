@@ -1,4 +1,4 @@
-"""Sections of a device specification: frozen classes whose field metadata give units and ranges."""
+"""Sections of a device specification: frozen classes whose field metadata specify units and ranges."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def number(
 
 
 class Section:
-    """Base of the sections, whose ``repr`` shows only non-default fields."""
+    """Base class of the sections, whose ``repr`` shows only non-default fields."""
 
     def __repr__(self) -> str:
         return non_defaults(self)
@@ -74,7 +74,7 @@ class Compute(Section):
 
 @dataclass(frozen=True, repr=False)
 class Execution(Section):
-    """Latencies and overheads, and the energy of arithmetic."""
+    """Latencies and overheads, and the energy that arithmetic takes."""
 
     #: Dependent latency of one reduction step of a register tile (scratchpad load to FMA).
     step_latency_s: float = number("s", 0, 1e-3)
@@ -145,7 +145,7 @@ UNVALIDATED_ERROR = 0.5
 
 @dataclass(frozen=True, repr=False)
 class Accuracy(Section):
-    """Expected relative errors (one sigma) of predictions for this device, as validation found them.
+    """Expected relative errors (one sigma) of predictions for this device, as found by validation.
 
     Every field is optional; :mod:`roller.perf.accuracy` gives the defaults.
     """
@@ -166,7 +166,7 @@ class Accuracy(Section):
     same_kernel_error: float | None = number("relative", 1e-3, 5, required=False)
 
     def unvalidated(self) -> Accuracy:
-        """Return the errors to expect for changed device numbers; errors of ratios stay, they cancel."""
+        """Return the errors to expect for changed device numbers; keep errors of ratios, because these cancel out."""
         matrix = None if self.matrix_error is None else max(self.matrix_error, UNVALIDATED_ERROR)
         whole = max(self.prediction_error or UNVALIDATED_ERROR, UNVALIDATED_ERROR)
         return Accuracy(whole, matrix_error=matrix, mechanism_error=self.mechanism_error,
@@ -228,13 +228,13 @@ class MemoryLayer(Section):
         return replace(self, **{k: v * factor for k, v in given.items() if v is not None})
 
     def at_clock(self, factor: float) -> MemoryLayer:
-        """Return a layer in the units' clock domain with the clock multiplied by ``factor``."""
+        """Return a layer in the units' clock domain for a clock multiplied by ``factor``."""
         latency = None if self.latency_s is None else self.latency_s / factor
         return replace(self.at_bandwidth(factor), latency_s=latency)
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes available to tiles: the usable bytes, else the whole capacity."""
+        """Bytes available to tiles: the usable bytes, or else the whole capacity."""
         return self.capacity_bytes if self.usable_bytes is None else self.usable_bytes
 
     @property
@@ -244,7 +244,7 @@ class MemoryLayer(Section):
 
 
 def quantities(section: type) -> dict[str, Quantity]:
-    """Return unit and range of each numeric field of a section class."""
+    """Return the unit and range of each numeric field of a section class."""
     return {f.name: f.metadata["quantity"] for f in fields(section) if "quantity" in f.metadata}
 
 

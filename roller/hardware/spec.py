@@ -48,45 +48,46 @@ class DeviceSpec:
     kind
         One of :data:`roller.targets.KINDS`, which determines the fields present and :attr:`traits`.
     description
-        One line for people.
+        One-line description for people.
     target_items
         Code generation target as pairs; read it through :attr:`target`.
     units
-        SMs, CUs or cores.
+        Number of SMs, CUs or cores.
     clock_hz
-        Clock of the rates: the boost clock, at which a single kernel runs.
+        Clock that rates refer to: the boost clock, at which a single kernel runs.
     sustained_clock_hz
-        Clock under continuous load; ``None``: the same.
+        Clock under continuous load; ``None`` if it is the same.
     power_w
-        Power limit of the board; ``None``: unknown, or no single kernel reaches it.
+        Power limit of the board; ``None`` if it is unknown or no single kernel reaches it.
     process_bytes
-        Memory of a process without its tensors: context, kernels and cuBLAS; ``None``: unknown.
+        Memory of a process without its tensors: context, kernels and cuBLAS; ``None`` if unknown.
     process_convolution_bytes
-        Additional memory for cuDNN in a process that convolves; ``None``: unknown.
+        Additional memory for cuDNN in a process that computes convolutions; ``None`` if unknown.
     process_eager_bytes
-        Size of a context that loads all kernels at start, as PyTorch did before 2.0; ``None``: unknown.
+        Size of a context that loads all kernels at start, as PyTorch did before 2.0; ``None`` if unknown.
     process_least_bytes, process_most_bytes
-        Smallest published size of a context alone, and largest of a process with cuDNN; ``None``: unknown.
+        Smallest published size of a context alone, and largest published size of a process with cuDNN; ``None`` if
+        unknown.
     link_bytes_per_s
-        One-directional bandwidth to another device of the machine; ``None``: unknown.
+        One-directional bandwidth to another device in the machine; ``None`` if unknown.
     link_latency_s
-        Time of one hop between two devices; ``None``: unknown.
+        Time for one hop between two devices; ``None`` if unknown.
     teu, compute, execution, limits, memory_layers
-        See the classes; layers from fastest to slowest.
+        See the classes; layers are ordered from fastest to slowest.
     machine
-        Fingerprint of the measured machine (:mod:`roller.hardware.machine`); empty for any device of the name.
+        Fingerprint of the measured machine (:mod:`roller.hardware.machine`); empty for any device with this name.
     accuracy
         Expected errors of the model on this device.
     fragments
-        Instructions of the matrix unit, in no particular order; empty without one.
+        Instructions of the matrix unit, in no particular order; empty without a matrix unit.
     source_items
-        ``(path, source)`` of every number; read it through :attr:`sources`.
+        ``(path, source)`` for every number; read it through :attr:`sources`.
     written
-        Every number as its file states it: all sources, and notes.
+        Every number as its file states it, with all sources and notes.
     doubt
-        Reason why the errors of predictions are assumed; empty where they were validated.
+        Reason why the errors of predictions are assumed; empty if they were validated.
     base
-        The device before numbers were set by hand; ``None`` if none were.
+        The device before numbers were set by hand; ``None`` if no number was.
 
     Examples
     --------
@@ -144,7 +145,7 @@ class DeviceSpec:
 
     @property
     def traits(self) -> DeviceKind:
-        """Properties common to all devices of the kind."""
+        """Properties common to all devices of this kind."""
         return KINDS[self.kind]
 
     @property
@@ -159,7 +160,7 @@ class DeviceSpec:
 
     @property
     def modified(self) -> dict[str, float]:
-        """Numbers set by hand, by dotted path, except errors of predictions."""
+        """Numbers set by hand, by dotted path, except for prediction errors."""
         values = self.values()
         return {p: values[p] for p, s in self.source_items if s == "override" and not p.startswith("accuracy.")}
 
@@ -202,9 +203,9 @@ class DeviceSpec:
         Parameters
         ----------
         operation
-            Class of :class:`Compute`.
+            Instruction class in :class:`Compute`.
         dtype
-            The rate of ``operation.dtype`` takes precedence over the one of the class.
+            The rate of ``operation.dtype`` takes precedence over the rate of the class.
 
         Returns
         -------
@@ -228,20 +229,20 @@ class DeviceSpec:
     def with_overrides(self, overrides: Mapping[str, float], source: str = "override") -> DeviceSpec:
         """Return a copy with some numbers replaced.
 
-        With the source ``"override"``, a number that returns to its value in :attr:`base` no longer counts as set;
-        the errors of predictions are valid again once all numbers have returned.
+        With the source ``"override"``, a number that returns to its value in :attr:`base` no longer counts as set by
+        hand; the prediction errors are valid again once all numbers have returned to theirs.
 
         Parameters
         ----------
         overrides
-            Value by dotted path, e.g. ``{"memory_layers.global.bandwidth_bytes_per_s": 8.0e11}``.
+            Value by dotted path, for example ``{"memory_layers.global.bandwidth_bytes_per_s": 8.0e11}``.
         source
             Entry for the new numbers in :attr:`sources`.
 
         Raises
         ------
         SpecError
-            If a path does not exist, or a value is of the wrong type or out of range.
+            If a path does not exist, or a value has the wrong type or is out of range.
 
         Examples
         --------
@@ -254,10 +255,10 @@ class DeviceSpec:
         return overridden(self, overrides, source, settable(self))
 
     def share(self, units: int) -> DeviceSpec:
-        """Return the device as seen by a program that uses at most ``units`` of its units.
+        """Return the device as it appears to a program that uses at most ``units`` of its units.
 
-        Resources of a unit scale with the number of units. A device-wide layer gives the units as much as they can
-        draw, which is known where ``bandwidth_per_teu_bytes_per_s`` of a core is.
+        Per-unit resources scale with the number of units. A device-wide layer gives the units as much bandwidth as they
+        can draw, which is known if the ``bandwidth_per_teu_bytes_per_s`` of a core is known.
 
         Examples
         --------
@@ -289,9 +290,10 @@ class DeviceSpec:
 
     @cached_property
     def sustained(self) -> DeviceSpec:
-        """The device at its sustained clock, as a whole model sees it; the same object where that is the boost clock.
+        """The device at its sustained clock, as it is for a whole model; the same object if that is the boost clock.
 
-        Times in cycles grow: steps, barriers, the scratchpad. Device memory has its own clock.
+        Times that are given in cycles grow: those of steps, barriers and the scratchpad. Device memory has its own
+        clock.
 
         Examples
         --------
@@ -309,7 +311,7 @@ class DeviceSpec:
                        execution=replace(ex, **cycles))  # fmt: skip
 
     def values(self) -> dict[str, float]:
-        """Return every number present, by dotted path, in the order of the YAML."""
+        """Return every number present, by dotted path, in the order of the YAML file."""
         out: dict[str, float] = numbers_of(self)
         for section in ("teu", "execution", "limits"):
             out |= {f"{section}.{k}": v for k, v in numbers_of(getattr(self, section)).items()}
@@ -335,7 +337,7 @@ class DeviceSpec:
 
     @cached_property
     def content_key(self) -> str:
-        """SHA-256 of everything that affects the model and code generation, without sources and prose."""
+        """SHA-256 of everything that affects the performance model and code generation, without sources and prose."""
         return _digest({"name": self.name, **self._content()})
 
     @property
@@ -356,7 +358,7 @@ class DeviceSpec:
         }
 
     def with_unvalidated_accuracy(self) -> DeviceSpec:
-        """Return the device with the errors of predictions for unvalidated numbers."""
+        """Return the device with the prediction errors for unvalidated numbers."""
         accuracy = self.accuracy.unvalidated()
         if accuracy == self.accuracy:
             return self
@@ -374,7 +376,7 @@ _SECTIONS: dict[str, type] = {"teu": Teu, "execution": Execution, "limits": Limi
 
 
 def settable(spec: DeviceSpec) -> dict[str, Quantity]:
-    """Return unit and range of every numeric path of a device, present or not."""
+    """Return the unit and range of every numeric path of a device, present or not."""
     out = dict(quantities(DeviceSpec))
     for name, section in _SECTIONS.items():
         out |= {

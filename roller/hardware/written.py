@@ -1,4 +1,4 @@
-"""Numbers as a device's file states them: the values of all sources, and notes."""
+"""Numbers as a device's file states them: the values from all sources, and notes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def batch_of(batch: Any) -> int | None:
 
 
 def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
-    """Return validated shapes by input name."""
+    """Return the validated shapes by input name."""
     if shapes is None:
         return {}
     if not isinstance(shapes, Mapping):
@@ -40,7 +40,7 @@ def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
 
 
 def has_ranges(shapes: Any) -> bool:
-    """Whether a dimension of an input is a range, well-formed or not."""
+    """Whether a dimension of an input is a range, whether well formed or not."""
     if not isinstance(shapes, Mapping):
         return False
     several = list(shapes.values())
@@ -67,7 +67,7 @@ def folder_of(base_dir: Any) -> Path | None:
 
 
 def fallback_of(fallback: Any, name: str = "") -> str | None:
-    """Return the runtime for nodes that cannot be compiled; ``None`` for none."""
+    """Return the runtime for nodes that cannot be compiled; ``None`` if there is none."""
     if fallback is None or (isinstance(fallback, str) and fallback in FALLBACKS):
         return fallback
     where = f"{name}: fallback" if name else "fallback"

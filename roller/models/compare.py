@@ -37,11 +37,11 @@ class Difference:
     Parameters
     ----------
     error
-        Largest absolute difference divided by the largest magnitude; infinite where only one of two values is NaN.
+        Largest absolute difference divided by the largest magnitude; infinite if only one of two values is NaN.
     tolerance
         Largest accepted ``error``.
     right, why
-        For a larger error, the fields of :class:`roller.models.witnesses.Verdict`.
+        For an error above the tolerance, the fields of :class:`roller.models.witnesses.Verdict`.
     """
 
     output: str
@@ -86,7 +86,7 @@ def compare(
     tolerance: float | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Run a compiled model and ONNX Runtime on random inputs, and decide which of them is right where they differ."""
+    """Run a compiled model and ONNX Runtime on random inputs, and if they differ, decide which is right."""
     program, session = made.plan.program, made.session()
     found, source = list[Difference](), ""
     for number in range(sets):
@@ -120,7 +120,7 @@ def _judged(
 def _difference(name: str, got: np.ndarray, wanted: np.ndarray, tolerance: float | None) -> Difference:
     if got.dtype.name in TOLERANCES:
         most = TOLERANCES[got.dtype.name] if tolerance is None else tolerance
-    elif got.dtype in (np.int8, np.uint8):  # results of a quantisation may be rounded to its next step
+    elif got.dtype in (np.int8, np.uint8):  # results of a quantization may be rounded to its next step
         most = 1.0 / max(float(np.abs(wanted.astype(np.int64)).max(initial=0)), 1.0)
     else:
         most = 0.0

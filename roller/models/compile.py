@@ -1,7 +1,7 @@
 """All stages of compiling a model: read -> fold -> partition -> layouts -> kernels -> memory plan -> session.
 
-Unsupported models are refused before the first kernel is compiled. A compilation from the cache loads neither TVM nor
-the constructor.
+Unsupported models are refused before the first kernel is compiled. Compiling from the cache loads neither TVM nor the
+constructor.
 """
 
 from __future__ import annotations
@@ -80,57 +80,60 @@ def compile_model(
     Parameters
     ----------
     model
-        Path (``.onnx``; TensorFlow's ``.pb`` where tf2onnx is installed), bytes, or a ModelProto.
+        Path (``.onnx``; TensorFlow's ``.pb`` if tf2onnx is installed), bytes, or a ModelProto.
     device
         ``"cpu"`` for this machine, a device of this machine (``"cuda:0"``), or the name of another device. Kernels for
-        another device are lowered, built where a toolchain is installed, and never run.
+        another device are lowered, built if a toolchain is installed, and never run.
     batch, shapes, values
         Batch size, shapes by input name, and inputs whose values are known now; see
-        :func:`roller.models.onnx.reader.read`. On this machine's processor a dimension may be a range,
+        :func:`roller.models.onnx.reader.read`. On this machine's processor, a dimension may be a range,
         ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``: each call then chooses the size, within one session
-        that compiles nothing further. A symbol of the same name in another input denotes the same size. Of the other
-        arguments, ranges accept ``options``, ``threads`` and ``deterministic``.
+        that compiles nothing further. A symbol with the same name in another input denotes the same size. With ranges,
+        only ``options``, ``threads`` and ``deterministic`` may be given in addition.
     base_dir
         Folder of external weights for a model given as bytes or as a message; by default the folder of the path.
     top_k, options, deterministic
-        As for :func:`roller.compile`, for every kernel.
+        See :func:`roller.compile`; they apply to every kernel.
     budget_s
-        Seconds for compiling. Each kernel's best prediction is built and checked however long that takes; further
-        candidates are tried while time remains, the kernel with the largest predicted share of the model first.
+        Seconds for compiling. Each kernel's best prediction is built and checked, however long that takes; further
+        candidates are tried while time remains, starting with the kernel that has the largest predicted share of the
+        model.
     fallback
         ``"onnxruntime"`` runs nodes that cannot be compiled in ONNX Runtime, including nodes whose shape is unknown
-        before they run. By default such nodes raise an error that lists them all.
+        before they run. By default, such nodes raise an error that lists them all.
     executor
-        Builds kernels: any ``concurrent.futures.Executor``. Timing stays on this machine, one kernel at a time.
+        Any ``concurrent.futures.Executor``, which builds kernels. Timing stays on this machine, one kernel at a time.
     scheduler
         Address of a Dask scheduler (``"tcp://host:8786"``) or a ``distributed.Client``. All its workers build; workers
         with the resource ``gpu`` (or ``cpu_slot``, for processors like this one) check and time.
     workers
-        Number of build processes where neither is given; by default the number of processors.
+        Number of build processes if neither an executor nor a scheduler is given; by default the number of processors.
     threads
-        Threads of a call, including the caller, where the device is a processor: kernels are constructed for that many
-        cores, and a session uses no more. All cores by default. Use ``1`` where many threads call at a time or the
-        machine has other work. See also :func:`roller.load_model`.
+        Threads per call, including the calling thread, if the device is a processor: kernels are constructed for that
+        many cores, and a session uses no more. By default, all cores are used. Use ``1`` if many threads call at the
+        same time or the machine has other work. See also :func:`roller.load_model`.
     cache
         Whether kernels are read from the cache and written to it.
     progress
-        ``True`` for a bar on standard error, ``False`` for none, ``None`` for a bar where standard error is a terminal;
-        or a function that takes :class:`roller.models.batch.progress.Progress`.
+        ``True`` for a bar on standard error, ``False`` for none, ``None`` for a bar if standard error is a terminal; or
+        a function that takes :class:`roller.models.batch.progress.Progress`.
     side_by_side
-        Whether small independent kernels may run at the same time, each on a share of the device, where that is
-        predicted to be faster.
+        Whether small independent kernels may run at the same time, each on a share of the device, if that is predicted
+        to be faster.
     prove
-        Run kernels for an absent GPU on the emulator (g++) now, the largest predicted share first. A wrong candidate is
-        replaced; each artifact records which parts were not proved. By default this happens when the model is saved.
+        Run kernels for an absent GPU on the emulator (g++) now, those with the largest predicted share first. A wrong
+        candidate is replaced; each artifact records which parts were not proved. By default, this happens when the
+        model is saved.
     prove_s
-        Seconds for the proofs of all kernels together, now; 120 by default. 0 disables proofs, also when saving.
+        Seconds for the proofs of all kernels together during compilation; 120 by default. 0 disables proofs, also when
+        saving.
     remeasure
-        As for :func:`roller.compile`, for every kernel.
+        See :func:`roller.compile`; it applies to every kernel.
 
     Returns
     -------
     Session, RangeSession, GpuSession or CompiledModel
-        A session where the device is one of this machine, its processor or a GPU; otherwise a model whose
+        A session if the device belongs to this machine (its processor or a GPU); otherwise a model whose
         :meth:`CompiledModel.save` writes a folder for a machine that has the device.
 
     Raises
@@ -138,7 +141,7 @@ def compile_model(
     ModelError
         If the model is damaged, malicious, or has nodes that cannot be compiled; no kernel has been compiled then.
     NoCandidateError
-        If kernels have no working candidate, with the reasons; all other kernels are in the cache.
+        If kernels have no working candidate; the message gives the reasons, and all other kernels are in the cache.
     """
     if has_ranges(shapes):
         from roller.models.ranges import compile_for_ranges
@@ -202,7 +205,7 @@ def program_of(
     *,
     noted: bool = True,
 ) -> Program:
-    """Return the program from the cache where ``noted`` and present, otherwise from ``make``."""
+    """Return the program from the cache if ``noted`` and present, otherwise from ``make``."""
     note = ProgramNote(KernelCache().folder, model, batch, shapes, base_dir)
     return note.load_or_make(make) if noted else make()
 
@@ -255,7 +258,7 @@ def hire(
     scheduler: Any = None,
     workers: int | None = None,
 ) -> tuple[Target, Workers]:
-    """Return the compilation target and the workers."""
+    """Return the compilation target and its workers."""
     spec, handle = target_of(device)
     here = handle is not None or is_this_machine(spec)
     if here and handle is None:

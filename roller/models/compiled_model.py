@@ -1,4 +1,4 @@
-"""The result of compiling a model: its plan, the kernels by key, and the record of how each was obtained."""
+"""The result of compiling a model: its plan, its kernels by key, and a record of how each kernel was obtained."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ class CompiledModel(HeldHere):
     layouts
         Values whose channels are stored in blocks, with the predicted gain, as text.
     launches
-        Kernel launches of a call on a GPU with its predicted time; ``None`` for other devices.
+        Kernel launches in a call on a GPU, with the call's predicted time; ``None`` for other devices.
     unproved_s
-        Most seconds that saving spends on proving kernels for an absent GPU; 0 where compiling proved them or proofs
+        Maximum seconds that saving spends on proving kernels for an absent GPU; 0 if compilation proved them or proofs
         are disabled.
     again
-        Compiles the model again with the given seconds for proofs; ``None`` where kernels are checked on their device.
+        Function that compiles the model again with the given seconds for proofs; ``None`` if kernels are checked on
+        their device.
     """
 
     other_way: ClassVar[str] = "Save it with save(folder), and load it with roller.load_model(folder)."
@@ -78,7 +79,7 @@ class CompiledModel(HeldHere):
     again: Callable[[float], CompiledModel] | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        """Return model, device and numbers of kernels and steps on one line."""
+        """Return the model, the device and the numbers of kernels and steps on one line."""
         name = self.plan.program.name or "model"
         kernels = counted(len(self.artifacts), "kernel")
         steps = counted(len(self.plan.program.steps), "step")
@@ -104,7 +105,7 @@ class CompiledModel(HeldHere):
         Parameters
         ----------
         consume
-            Whether this model may lose its weights: on a processor each weight is released once it is packed, so that
+            Whether this model may lose its weights: on a processor, each weight is released once it is packed, so that
             memory never holds both forms of all weights.
 
         Raises
@@ -143,7 +144,7 @@ class CompiledModel(HeldHere):
         Parameters
         ----------
         seconds
-            Limit for all proofs together, earlier ones included.
+            Limit for all proofs together, including earlier ones.
 
         Raises
         ------
@@ -162,18 +163,18 @@ class CompiledModel(HeldHere):
     ) -> Path:
         """Write the model to a folder that runs without a compiler.
 
-        :func:`roller.load_model` loads it on a machine that has the device. For a GPU the folder is a bundle, which
+        :func:`roller.load_model` loads it on a machine that has the device. For a GPU, the folder is a bundle that
         ``python -m roller.models.session.bundle run`` checks, times and profiles on that machine.
 
         Parameters
         ----------
         folder
-            Must not exist, or be empty.
+            Folder that does not exist or is empty.
         expected
             Results that a GPU must reproduce; see :func:`roller.models.expected.expected_of`.
         prove_s
-            Seconds for running kernels for an absent GPU on the emulator before they are written; by default 120 where
-            :func:`roller.compile_model` was given no setting for proofs, else 0.
+            Seconds for running kernels for an absent GPU on the emulator before they are written; by default 120 if
+            :func:`roller.compile_model` was given no setting for proofs, otherwise 0.
 
         Raises
         ------
@@ -201,9 +202,9 @@ class CompiledModel(HeldHere):
     def rows(self) -> tuple[dict[str, Any], ...]:
         """One row per kernel, the largest predicted share first.
 
-        Keys: ``key``, ``label`` (of the first step that runs it), ``runs`` per call, ``predicted_s`` and ``measured_s``
-        of one run, ``share_s`` (predicted, of all runs), ``bottleneck``, ``origin``, and ``proved``, the result of its
-        proof.
+        Keys: ``key``, ``label`` (of the first step that runs the kernel), ``runs`` per call, ``predicted_s`` and
+        ``measured_s`` per run, ``share_s`` (predicted seconds of all runs), ``bottleneck``, ``origin``, and ``proved``,
+        the result of the kernel's proof.
         """
         from roller.models.session.profile import distinct_labels
 

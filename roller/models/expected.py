@@ -1,4 +1,4 @@
-"""Reference outputs of a model from ONNX Runtime, for the bundle of an absent GPU."""
+"""Reference outputs of a model from ONNX Runtime, for a bundle for an absent GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Exclusive upper bound of random integer inputs, most of which are indices or token ids.
 _BELOW = 2
-#: Options that make ONNX Runtime compute a quantised model as its file specifies. Without them, processors without
+#: Options that make ONNX Runtime compute a quantized model as its file specifies. Without them, processors without
 #: byte dot products saturate sums of pairs, and floating-point biases become integers. Other models are unaffected.
 _AS_WRITTEN = {"session.x64quantprecision": "1"}
 _NOT_AS_WRITTEN = ("WeightBiasQuantization",)
@@ -69,7 +69,7 @@ def computed(
 
 
 def typed_outputs(program: Program, results: Sequence[Any]) -> tuple[np.ndarray, ...]:
-    """Return results as arrays in the program's shapes, where these are known."""
+    """Return results as arrays in the program's shapes if these are known."""
     values, named = program.values, zip(program.outputs, results, strict=True)
     return tuple(np.asarray(r).reshape(values[n].shape) if n in values else np.asarray(r) for n, r in named)
 

@@ -22,7 +22,7 @@ TOP_K: Literal["auto"] = "auto"
 
 @dataclass(frozen=True, repr=False)
 class ModelOptions:
-    """Compile options of :func:`roller.compile_model`, by the same names."""
+    """Compile options of :func:`roller.compile_model`, under the same names."""
 
     top_k: int | Literal["auto"] = TOP_K
     options: ConstructOptions | None = None
@@ -44,11 +44,11 @@ class ModelOptions:
 
     @property
     def prove_saved_s(self) -> float:
-        """Seconds of proofs when the model is saved; 0 where ``prove`` or ``prove_s`` is set."""
+        """Seconds for proofs when the model is saved; 0 if ``prove`` or ``prove_s`` is set."""
         return PROVE_ALL_S if self.prove_s is None and not self.prove else 0.0
 
     def settings(self) -> Settings:
-        """Return the validated settings of each kernel's compilation."""
+        """Return the validated settings for the compilation of each kernel."""
         for name in ("cache", "side_by_side"):
             flag(getattr(self, name), name)
         if not (self.progress is None or callable(self.progress)):
@@ -64,7 +64,7 @@ class ModelOptions:
 
     @property
     def prove_now_s(self) -> float:
-        """Seconds of proofs while compiling."""
+        """Seconds for proofs during compilation."""
         prove = flag(self.prove, "prove", remedy="Give seconds as prove_s.")
         if self.prove_s is not None:
             return number(self.prove_s, "prove_s", expected=SECONDS)

@@ -1,4 +1,4 @@
-"""Models with dynamic sizes: read at sample sizes, generalised, and compiled once for the whole range."""
+"""Models with dynamic sizes: read at sample sizes, generalized, and compiled once for the whole range."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _HOW = (
 
 @dataclass(frozen=True)
 class Ranges:
-    """Ranges of the dynamic sizes, and each input's dimensions as numbers or names of sizes."""
+    """Ranges of the dynamic sizes, and each input's dimensions as numbers or size names."""
 
     box: Box
     inputs: Mapping[str, tuple[int | str, ...]]
@@ -98,7 +98,7 @@ def ranges_of(
 
 
 def _dim(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
-    """Return a dimension as a number or the name of its size, whose range is entered in ``ends``."""
+    """Return a dimension as a number or the name of its size, whose range is stored in ``ends``."""
     if is_integer(dim) and dim >= 0:
         return int(dim)
     if isinstance(dim, str) and dim in ends:
@@ -127,7 +127,7 @@ def compile_for_ranges(
     beside: Mapping[str, bool],
     program_at: ProgramAt,
 ) -> RangeSession:
-    """Validate the arguments of :func:`roller.compile_model` and compile a model whose ``shapes`` have ranges."""
+    """Validate the arguments of :func:`roller.compile_model`, and compile a model whose ``shapes`` contain ranges."""
     from roller.models.onnx.loading import load
 
     spec, handle = target_of(device)
@@ -178,12 +178,12 @@ def compile_ranges(
 def _session(
     found: Reading, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool
 ) -> RangeSession:  # fmt: skip
-    """Generalise the programs of the sample sizes and compile their kernels."""
+    """Generalize the programs for the sample sizes and compile their kernels."""
     points, largest = found.points, found.largest
     sources = _sources(found.programs, points, options)
     _same_constants([*found.programs, largest])
     whole = plan(largest)
-    # All sizes share a plan's constants; its kernel expressions are not part of the generalised data.
+    # All sizes share a plan's constants; its kernel expressions are not part of the generalized data.
     fixed = [plan(p, within=whole) for p in found.programs]
     described = general([_described(f) for f in fixed], Fitter(points))
     passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
@@ -209,7 +209,7 @@ def _outputs(found: Reading) -> dict[str, tuple[int | str | None, ...]]:
 
 
 def _doubt(kernels: Mapping[str, SymbolicKernels]) -> str:
-    """Return the first disturbance of a timing and the number of kernels affected; empty for none."""
+    """Return the first disturbance of a timing and the number of affected kernels; empty if there was none."""
     several = [k.doubt for k in kernels.values() if k.doubt]
     return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
 
@@ -225,7 +225,7 @@ def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLa
 def _sources(
     programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
 ) -> dict[str, tuple[SymbolicExpr, tuple[str, ...]]]:
-    """Return each kernel's symbolic expression, and the names of its inputs that are constant at all sizes."""
+    """Return each kernel's symbolic expression, and the names of its inputs that are constant for all sizes."""
     found = {}
     if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
         raise MismatchError("kernels differ")
@@ -239,7 +239,7 @@ def _sources(
 
 
 def _same_constants(programs: Sequence[Program]) -> None:
-    """Refuse constants that depend on sizes; a constant that sizes truncate must be a prefix of the largest."""
+    """Refuse constants that depend on sizes; a constant truncated to the sizes must be a prefix of the largest one."""
     largest = programs[-1].constants
     for program in programs[:-1]:
         if set(program.constants) != set(largest):
@@ -250,7 +250,7 @@ def _same_constants(programs: Sequence[Program]) -> None:
 
 
 def _begins_with(whole: np.ndarray, part: np.ndarray) -> bool:
-    """Whether an array begins with the bytes of another; axes of stride 0 are compared once."""
+    """Whether an array begins with the bytes of another; an axis of stride 0 is compared only once."""
     if part.shape == whole.shape:
         once = tuple(slice(1) if x == y == 0 else slice(None) for x, y in zip(part.strides, whole.strides, strict=True))
         part, whole = part[once], whole[once]
@@ -275,6 +275,6 @@ def _range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]
 
 
 def _unnumbered(source: str) -> str:
-    """Return a source whose variables are renumbered in order of appearance."""
+    """Return a source with its variables renumbered in order of appearance."""
     numbers: dict[str, int] = {}
     return re.sub(r"\b[a-z]+_\d+\b", lambda m: f"v{numbers.setdefault(m[0], len(numbers))}", source)

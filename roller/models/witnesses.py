@@ -1,4 +1,4 @@
-"""Decides whether roller or ONNX Runtime is right where they differ, by ONNX's reference evaluator and plain ORT."""
+"""Decides whether roller or ONNX Runtime is right if they differ, by ONNX's reference evaluator and unoptimized ORT."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from roller.models.graph.steps import Program
 if TYPE_CHECKING:
     import onnx
 
-#: Most elements in all values of a model for which the reference evaluator, which is plain Python, runs.
+#: Maximum number of elements in all values of a model for which the reference evaluator, which is plain Python, runs.
 MAX_ELEMENTS = 1 << 26
 
 
 @dataclass(frozen=True)
 class Witnesses:
-    """Outputs of the reference evaluator and of unoptimised ONNX Runtime; ``None`` where one failed."""
+    """Outputs of the reference evaluator and of unoptimized ONNX Runtime; ``None`` if one failed."""
 
     reference: tuple[np.ndarray, ...] | None
     unoptimised: tuple[np.ndarray, ...] | None
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def asked(model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray]) -> Witnesses:
-    """Run ONNX's reference evaluator, and ONNX Runtime without optimisations."""
+    """Run ONNX's reference evaluator, and ONNX Runtime without optimizations."""
     try:
         unoptimised = computed(model, program, feeds, optimised=False)[0]
     except LaunchError:
@@ -67,7 +67,7 @@ def _reference(
 
 
 def verdict(ours: bool | None, theirs: bool | None, unoptimised: bool | None) -> Verdict:
-    """Return which of roller and ONNX Runtime is right about an output in which they differ.
+    """Return whether roller or ONNX Runtime is right about an output in which they differ.
 
     Examples
     --------

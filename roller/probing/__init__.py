@@ -1,4 +1,4 @@
-"""Probes of a device: one quantity each, robust values with their spread, and the YAML that stores them."""
+"""Probes of a device: each measures one quantity; robust values, their spread, and the YAML that stores them."""
 
 from roller.probing.document import revalidated, save, spec_text, with_measured
 from roller.probing.measured import MAX_SPREAD, Measured, agreed, best_of, split_by_spread

@@ -1,7 +1,8 @@
 """Finds the field of a device's spec that best explains the errors of predictions.
 
-A wrong field leaves residuals in proportion to the predictions' elasticity in it. The field that explains most, on
-operators left out of the fit, is named; if none does, or several do equally well, the diagnosis says so.
+A wrong field leaves residuals proportional to the predictions' elasticity with respect to it. The field that best
+explains operators left out of the fit is named; if no field explains them, or several do equally well, the diagnosis
+says so.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One field, changed for the best fit of predictions."""
+    """One field, changed so that predictions fit best."""
 
     #: Dotted path, value in the spec, and fitted value.
     field: str
@@ -88,7 +89,7 @@ class Diagnosis:
     bias: float  #: Median of measured over predicted
     residual: float  #: Mean absolute residual of ``ln``, all operators weighted equally
     finding: Explanation | None  #: The field that explains it, or ``None``
-    reason: str  #: Reason for no finding, else empty
+    reason: str  #: Reason for no finding, otherwise empty
     #: The best explanations, best first, which are no findings if ``finding`` is ``None``.
     tried: tuple[Explanation, ...] = ()
 
@@ -142,7 +143,7 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Fit:
-    """A field, the fitted change of its ``ln``, and the residual per operator when left out of the fit."""
+    """A field, the fitted change of its ``ln``, and the residual of each operator left out of the fit."""
 
     step: FieldStep
     change: float
@@ -152,9 +153,9 @@ class _Fit:
 
 
 def diagnose(observations: Sequence[Observation], spec: DeviceSpec) -> Diagnosis:
-    """Return the field of a spec that explains the residuals of its predictions, or the reason for none."""
+    """Return the field of a spec that explains the residuals of its predictions, or the reason why there is none."""
     # Residuals r = ln(measured / predicted) are modelled as r = e * d, with the elasticity e of a field and a change d
-    # of its logarithm: the weighted median of r / e, which minimises absolute residuals and is robust to outliers.
+    # of its logarithm: the weighted median of r / e, which minimizes absolute residuals and is robust to outliers.
     data = _fitting(observations, spec)
     count, operators = len(data.programs), len(set(data.group.tolist()))
     if count < RECORDS or operators < OPERATORS:

@@ -1,4 +1,4 @@
-"""Writes measured values into specification YAML without changing other values."""
+"""Writes measured values into a specification's YAML without changing other values."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _quoted(kept: str, note: str) -> str:
 
 
 def _find(root: yaml.MappingNode, path: str) -> tuple[yaml.MappingNode, yaml.MappingNode | None, str]:
-    """Return the section of a path, the node of its sources (or ``None``), and the key in the section."""
+    """Return the section for a path, the node with its sources (or ``None``), and the key in the section."""
     section, rest = root, path
     while True:
         entries = {k.value: v for k, v in section.value}
@@ -117,12 +117,12 @@ def _clocks_apart(root: yaml.MappingNode) -> bool:
 
 
 def _is_number(node: yaml.Node) -> bool:
-    """Whether a node contains sources of a number rather than fields of a section."""
+    """Whether a node contains the sources of a number rather than the fields of a section."""
     return isinstance(node, yaml.MappingNode) and any(k.value in SOURCES for k, _ in node.value)
 
 
 def _added(text: str, section: yaml.MappingNode, entry: str) -> str:
-    """Return the text with an entry after the last one of a section and that one's comment."""
+    """Return the text with an entry added after a section's last entry and its comment."""
     last = section.value[-1][1]
     end = last.end_mark.index
     if section.flow_style:
@@ -135,7 +135,7 @@ def _added(text: str, section: yaml.MappingNode, entry: str) -> str:
 
 
 def _number(value: float, integer: bool) -> str:
-    """Return a number with a measurement's digits in a form that YAML 1.1 parses as a number.
+    """Return a number, with a measurement's digits, in a form that YAML 1.1 parses as a number.
 
     >>> _number(4.2134e11, False), _number(31.98, False), _number(64.0, True), _number(2e-9, False)
     ('4.213e+11', '31.98', '64', '2.0e-9')
@@ -206,7 +206,7 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
 
 
 def _clock_lines(spec: DeviceSpec, entry: Callable[[str, float], str]) -> list[str]:
-    """Return the lines of one or two clocks and of the board's numbers."""
+    """Return the lines for one or two clocks and for the board's numbers."""
     power = [] if spec.power_w is None else [f"power_w: {entry('power_w', spec.power_w)}"]
     of_process = ("", "_convolution", "_eager", "_least", "_most")
     for name in (*(f"process{part}_bytes" for part in of_process), "link_bytes_per_s", "link_latency_s"):

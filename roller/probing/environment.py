@@ -34,7 +34,7 @@ _PATIENT_S = 10.0
 
 
 def environment(release: str) -> dict[str, Any]:
-    """Return the environment of ``release`` as plain data; the home folder is ``~``."""
+    """Return the environment of ``release`` as plain data; the home folder is written as ``~``."""
     return {
         "roller": release,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -95,7 +95,7 @@ def _cache() -> dict[str, Any]:
 
 
 def _answer(program: str, words: Sequence[str]) -> list[str]:
-    """Return the lines a program prints; none if it is missing or fails."""
+    """Return the lines that a program prints; none if it is missing or fails."""
     path = shutil.which(program)
     if path is None:
         return []

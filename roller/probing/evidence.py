@@ -1,4 +1,4 @@
-"""Reads a device's measured programs from the kernel cache."""
+"""Reads the programs measured on a device from the kernel cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roller.tile.program import RProgram
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured programs of a device in the cache."""
+    """Programs in the cache that were measured on a device."""
 
     observations: tuple[Observation, ...]  #: Measured programs, oldest kernels first
     outdated: int  #: Number of kernels left out because another version of roller's sources built them
@@ -55,6 +55,6 @@ def evidence_of(cache: KernelCache, device: str, *, outdated: bool = False) -> E
 
 
 def _shared(program: RProgram, forms: dict[str, TensorExpr]) -> RProgram:
-    """Return the program with a shared copy of its expression: programs of one expression are priced together."""
+    """Return the program with a shared copy of its expression: programs with one expression are priced together."""
     key = json.dumps(expr_to_dict(program.expr), sort_keys=True)
     return replace(program, expr=forms.setdefault(key, program.expr))

@@ -1,7 +1,7 @@
 """Robust statistics of repeated short windows.
 
 Disturbances only slow windows down and come in bursts, so a value is the median of the fastest windows, and its spread
-their range. If even these disagree, no undisturbed window was seen and the value is refused.
+is their range. If even these windows disagree, no undisturbed window was seen, and the value is refused.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Measured:
         return Measured(self.value * factor, self.spread, self.samples)
 
     def rate(self, work: float) -> Measured:
-        """Return ``work`` per second, for a value in seconds."""
+        """Return ``work`` per second for a value in seconds."""
         return Measured(work / self.value, self.spread, self.samples)
 
     def minus(self, other: Measured) -> Measured:
-        """Return the difference of two values with the sum of their absolute uncertainties."""
+        """Return the difference between two values, with the sum of their absolute uncertainties."""
         value = self.value - other.value
         uncertain = self.value * self.spread + other.value * other.spread
         return Measured(value, uncertain / abs(value) if value else float("inf"), min(self.samples, other.samples))
@@ -65,7 +65,7 @@ def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
 
 
 def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
-    """Return the median of the rounds that count: the best ones, or the closest majority if ``better`` is 0.
+    """Return the median of the rounds that count: the best rounds, or the closest majority if ``better`` is 0.
 
     >>> agreed([Measured(v, 0.01, 9) for v in (1.0, 3.0, 1.02, 1.01, 0.5)])
     Measured(value=1.01, spread=0.01980198019801982, samples=45)
@@ -85,7 +85,7 @@ def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
 
 
 def split_by_spread(found: Mapping[str, Measured]) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Return the values that may be written, and the reasons against the others.
+    """Return the values that may be written, and the reasons why others may not.
 
     >>> fine, refused = split_by_spread({"a": Measured(1.0, 0.02, 9), "b": Measured(1.0, 0.4, 9)})
     >>> list(fine), refused["b"]

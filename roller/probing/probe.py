@@ -1,4 +1,4 @@
-"""A probe: its source, the spec fields it measures, and the ``Measures``, ``Spoiled by``, ``Proof`` of the header."""
+"""A probe: its source, the spec fields that it measures, and its header (``Measures``, ``Spoiled by``, ``Proof``)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Probe:
 
 
 def statement_of(source: Path) -> Statement:
-    """Return the statement in the first comment of a probe's source."""
+    """Return the statement from the first comment in a probe's source."""
     try:
         text = source.read_text(encoding="utf-8")
     except OSError as err:

@@ -1,4 +1,4 @@
-"""All probes by kind of device, in order of execution."""
+"""All probes by device kind, in order of execution."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from roller.targets import KINDS
 
 
 def probes(kind: str) -> tuple[Probe, ...]:
-    """Return the probes of a kind of device: ``PROBES`` in its subpackage of ``roller.probing``."""
+    """Return the probes for a kind of device: ``PROBES`` in its subpackage of ``roller.probing``."""
     found: tuple[Probe, ...] = KINDS[kind].module_for("probing").PROBES
     return found
 
 
 def microbench_folder() -> Path:
-    """Return the folder of the probes' sources."""
+    """Return the folder with the probes' sources."""
     return shipped_folder("microbench")

@@ -28,7 +28,7 @@ _OTHERS, _MACHINE = "disturbed: ", "this machine"
 
 
 def _better(path: str) -> int:
-    """Return 1 where disturbances lower the field, -1 where they raise it, 0 for neither.
+    """Return 1 if disturbances lower the field, -1 if they raise it, and 0 otherwise.
 
     >>> [_better(p) for p in ("execution.launch_s", "clock_hz", "execution.fork_s", "memory_layers.l1.tlb_entries")]
     [-1, 1, 0, 0]
@@ -41,7 +41,7 @@ def _better(path: str) -> int:
 
 
 def _disturbed(before: Load | None, load: Callable[[], Load] | None) -> str:
-    """Return the disturbance of the processors since ``before``; empty without one or without a monitor."""
+    """Return the disturbance of the processors since ``before``; empty if there was none or there is no monitor."""
     if before is None or load is None:
         return ""
     found = str(Disturbance.between(before, load()))

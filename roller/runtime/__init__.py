@@ -1,1 +1,1 @@
-"""Runtime: parallel builds, checks against the reference, timing, records (standard library and NumPy only)."""
+"""Runtime: parallel builds, checks against the reference, timing, and records (standard library and NumPy only)."""

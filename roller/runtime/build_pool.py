@@ -1,7 +1,7 @@
 """Build many candidates in parallel in forked processes.
 
 The children inherit what the parent imported (TVM takes seconds), and a crash of LLVM or an endless compilation ends
-only its own candidate. Results are keyed by id.
+only its own candidate. Results are returned by id.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def build_all(
     reuse: bool = False,
     meanwhile: Callable[[], object] | None = None,
 ) -> dict[str, BuildResult[R]]:
-    """Apply ``build`` to every job in forked processes; with ``reuse``, a child takes further jobs."""
+    """Apply ``build`` to every job in forked processes; with ``reuse``, children take further jobs."""
     # Import heavy modules before this call, so that the children inherit them. Forking a process that holds TVM, and
     # copying the pages it writes to, takes 20 ms, which reuse saves. Temporary files of the children are created in
     # this folder, so that those of a killed build are removed as well.
@@ -106,7 +106,7 @@ class _Pool:
         return [w for w in self._crew if w.name is not None]
 
     def hand_out(self, *, start: bool = True) -> None:
-        """Give a job to every idle worker, and with ``start`` to new workers up to the limit."""
+        """Give a job to every idle worker, and, with ``start``, to new workers up to the limit."""
         limit = self._limit if start else 0
         while self.waiting and (free := _free(self._crew, limit, self._start)) is not None:
             _give(free, self.waiting.pop(0))
@@ -176,7 +176,7 @@ def _free(crew: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Wor
 
 
 def _give(worker: _Worker, name: str) -> None:
-    """Send a worker its next job; the death of the worker is noticed when its result is collected."""
+    """Send a worker its next job; a worker's death is noticed when its result is collected."""
     worker.name, worker.start = name, time.perf_counter()
     with contextlib.suppress(OSError):
         worker.connection.send(name)
@@ -210,7 +210,7 @@ def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Work
 
 
 def _child(build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any, folder: str, parent: int) -> None:
-    """Run jobs in the child as they are named; send ``(error, value, seconds)`` of each."""
+    """Run the jobs named by the parent in the child; send ``(error, value, seconds)`` for each."""
     _end_with(parent)
     os.setsid()  # own process group, so that stopping the build also stops its linker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
@@ -237,7 +237,7 @@ def _received(connection: Any) -> str | None:
 
 
 def _end_with(parent: int) -> None:
-    """Have Linux kill this process when its parent is gone; no effect on other systems."""
+    """Have Linux kill this process when its parent is gone; no effect on other operating systems."""
     # The signal comes when the forking thread ends: build_all leaves no child running when it returns.
     if not sys.platform.startswith("linux"):
         return

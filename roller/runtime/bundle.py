@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    """Run a bundle of probes with the options of a kernel bundle."""
+    """Run a bundle of probes with the options for a kernel bundle."""
     from roller.backends.devices import parse
     from roller.runtime.probe_bundle import run_probe_bundle
 

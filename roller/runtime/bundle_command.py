@@ -1,4 +1,4 @@
-"""Helpers of the bundle commands: progress lines on standard output, errors as one line on standard error."""
+"""Helpers for the bundle commands: progress lines on standard output, and one-line errors on standard error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Verb = Callable[[argparse.Namespace], int]
 
 
 class Verifiable(Protocol):
-    """Opened bundle that can check its files."""
+    """Open bundle that can check its files."""
 
     def verify(self) -> str:
-        """Read every file; describe the contents."""
+        """Read every file; return a description of the contents."""
         ...
 
 
@@ -34,7 +34,7 @@ def verify(folder: Path, bundle: Verifiable) -> int:
 
 
 def parser_of(prog: str, doc: str | None, device: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of a command that runs and verifies a folder, and the parser of its verb ``run`` to extend."""
+    """Return the parser of a command that runs and verifies a folder, and its ``run`` parser, to be extended."""
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=(doc or "").split("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="check and time everything; run again to continue after a kill")

@@ -1,6 +1,6 @@
 """Bundles of kernels: a container with one compressed file of candidates per operator.
 
-An operator's file holds each source, expression and binary once, however many candidates share it.
+An operator's file contains each source, expression and binary once, however many candidates share it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class OperatorEntry:
     Parameters
     ----------
     file, sha256, size_bytes
-        Path of its candidates relative to the bundle, digest and size.
+        Path of the file with its candidates, relative to the bundle; its digest and size.
     candidates, predicted_s
         Ids and predicted seconds, best estimate first.
     binaries
-        Number of candidates, from the first, that carry a binary; the others carry source only.
+        Number of candidates, counted from the first, that include a binary; the others include only source.
     failed
-        ``(id, reason)`` of candidates that did not lower or build.
+        ``(id, reason)`` for each candidate that did not lower or build.
     flops
-        Floating-point operations of one call, if known.
+        Floating-point operations per call, if known.
     proved
         Proof of each candidate (``"emulated"``, ``"not proved (reason)"``); empty if no proof was requested.
     """
@@ -61,7 +61,7 @@ class OperatorEntry:
 
 
 def pack(candidates: Candidates, binaries: int | None = None) -> bytes:
-    """Serialise the candidates of one operator, with at most ``binaries`` binaries."""
+    """Serialize the candidates of one operator, with at most ``binaries`` binaries."""
     shared: dict[str, int] = {}
     blobs: dict[bytes, int] = {}
     rows = []
@@ -143,7 +143,7 @@ def _entry(row: Mapping[str, Any]) -> OperatorEntry:
 
 
 class Bundle(DeviceContainer):
-    """Opened bundle of kernels; see :class:`~roller.runtime.container.Container`."""
+    """Open bundle of kernels; see :class:`~roller.runtime.container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, BUNDLE)
@@ -157,7 +157,7 @@ class Bundle(DeviceContainer):
                 raise ValueError("two operators of one id")
 
     def verify(self) -> str:
-        """Read every file; describe the contents."""
+        """Read every file; return a description of the contents."""
         count = sum(len(self.load(e)) for e in self.operators)
         return f"{len(self.operators)} operators, {count} candidates for {self.device}"
 

@@ -1,4 +1,4 @@
-"""Import results of a bundle's run into the local cache: winners, and every measured time."""
+"""Import the results of a bundle's run into the local cache: winners and all measured times."""
 
 from __future__ import annotations
 

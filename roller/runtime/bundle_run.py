@@ -41,7 +41,7 @@ def run_bundle(
     pattern: str = "*",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Check and time a bundle's candidates; continue an earlier run that was killed."""
+    """Check and time a bundle's candidates; continue an earlier run that was interrupted."""
     bundle = Bundle(folder)
     wanted = set(matching([e.id for e in bundle.operators], pattern, str(bundle.folder), ArtifactError))
     records: Records = {}
@@ -80,7 +80,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def opened(session: ProfilerSession, bundle: Bundle) -> DeviceProperties:
-    """Open a device, and check that the bundle was built for it."""
+    """Open a device and check that the bundle was built for it."""
     handle = session.process.handle
     properties = session.process.properties()
     bundle.check_device(f"device '{handle.text}'", properties.name, properties.arch, handle.spec,
@@ -96,13 +96,13 @@ class OperatorRun:
     records
         Known records by operator and candidate.
     keep
-        Stores a new record of an operator.
+        Function that stores a new record for an operator.
     options
-        Options of profiling; the time budget starts now.
+        Options for profiling; the time budget starts now.
     say
-        Receives one line per operator.
+        Function that receives one line per operator.
     ranks
-        Number of candidates of each operator, from the first; all if ``None``.
+        Number of candidates to run per operator, counted from the first; all if ``None``.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Cache of compiled kernels: one SQLite index and content-addressed artifact files in a folder.
 
-A file is written before its row, and both are verified when they are read. So any process may be killed and any file
-damaged; at worst, a kernel is compiled again.
+A file is written before its row, and both are verified when they are read. Therefore, any process may be killed and any
+file may be damaged; at worst, a kernel is compiled again.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _reported: set[str] = set()
 
 
 class KernelCache:
-    """Kernels of one folder, shared by all processes that use it.
+    """Kernels in one folder, shared by all processes that use it.
 
     Parameters
     ----------
     folder
-        By default ``ROLLER_CACHE_DIR`` or the user's folder; created at the first store.
+        By default ``ROLLER_CACHE_DIR`` or the user's cache folder; created when the first entry is stored.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -65,7 +65,7 @@ class KernelCache:
     def load(
         self, key: CacheKey, *, measured: bool = False, since: float = math.inf, anew: bool = False
     ) -> CacheEntry | None:
-        """Return the verified entry of a key, or ``None``."""
+        """Return the verified entry for a key, or ``None``."""
         # measured: accept only kernels chosen by measurement, or stored since this time (s since the epoch); anew:
         # accept only kernels stored since then. A damaged entry is reported once (a RollerWarning) and dropped. A cache
         # or an entry that cannot be read is reported once, treated as empty, and kept for processes that can read it.
@@ -81,7 +81,7 @@ class KernelCache:
     def artifacts(
         self, keys: Sequence[CacheKey], *, measured: bool = False, since: float = math.inf, anew: bool = False
     ) -> dict[str, KernelArtifact]:
-        """Return the cached kernels of many keys by digest with one query, without candidates; see :meth:`load`."""
+        """Return cached kernels for many keys by digest, with one query and without candidates; see :meth:`load`."""
         try:
             rows = self._guarded(lambda: self.database.rows_of(sorted({k.digest for k in keys})))
         except (OSError, sqlite3.Error) as err:
@@ -139,7 +139,7 @@ class KernelCache:
     def load_or_build(
         self, key: CacheKey, build: Callable[[], CacheEntry], *, measured: bool = False, anew: bool = False
     ) -> CacheEntry:
-        """Return the entry of a key; if there is none, one process builds it while the others wait."""
+        """Return the entry for a key; if there is none, one process builds it while the others wait."""
         # A waiting process takes the other's result even if it is doubtful: measuring again on the same busy machine
         # would not be better. If build raises, the next waiting process tries.
         asked_at = time.time()
@@ -161,7 +161,7 @@ class KernelCache:
             return found
 
     def trim(self, limit_bytes: float | None = None, keep: Sequence[str] = ()) -> tuple[int, int]:
-        """Remove the least recently used files until the rest is within the limit; return files and bytes removed."""
+        """Remove the least recently used files until the rest fits the limit; return files and bytes removed."""
         if not self.folder.exists():
             return 0, 0
         most = limit_of(self.folder)[0] if limit_bytes is None else limit_bytes
@@ -173,12 +173,12 @@ class KernelCache:
         return self._guarded(self.database.rows)
 
     def put(self, rows: Sequence[Row], measurements: Sequence[Measurement]) -> int:
-        """Add rows whose files exist already; return the number of rows written."""
+        """Add rows whose files already exist; return the number of rows written."""
         own_folder(self.folder)
         return self._guarded(lambda: self.database.put(rows, measurements))
 
     def add_measurements(self, measurements: Sequence[Measurement]) -> bool:
-        """Append measurements from another machine, without an entry; return whether they were stored."""
+        """Append measurements from another machine without adding an entry; return whether they were stored."""
         try:
             self.put([], measurements)
         except (OSError, sqlite3.Error) as err:
@@ -216,7 +216,7 @@ class KernelCache:
         }
 
     def clear(self, *, measurements: bool = False) -> int:
-        """Remove all kernels, and on request the measurements; return the number of artifacts removed."""
+        """Remove all kernels, and, on request, the measurements; return the number of artifacts removed."""
         if not self.folder.exists():
             return 0
         try:
@@ -239,7 +239,7 @@ class KernelCache:
         return self._lock("writing", shared=not alone, keep=True)
 
     def _lock(self, name: str, **options: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a lock in this folder; ``OSError`` if the folder cannot be created or is writable by others."""
+        """Return a lock in this folder; raise ``OSError`` if the folder cannot be created or is writable by others."""
         return file_lock(own_folder(self.folder) / "locks" / f"{name}.lock", **options)
 
     def make_row(self, key: CacheKey, entry: CacheEntry) -> Row:
@@ -257,7 +257,7 @@ class KernelCache:
         return CacheEntry(artifact, candidates_of(row.candidates, str(self.files.path(row.artifact))), row.created_at)
 
     def _artifact(self, row: Row) -> KernelArtifact:
-        """Load the kernel of a row; raise an error in ``DAMAGE`` if row or file is damaged, else ``OSError``."""
+        """Load the kernel of a row; raise an error in ``DAMAGE`` if row or file is damaged, otherwise ``OSError``."""
         if row.sum() != row.checksum:
             raise ValueError("checksum of the row does not match")
         return artifact_of(self.files.read(row.artifact), str(self.files.path(row.artifact)))
@@ -272,7 +272,7 @@ class KernelCache:
 
     @contextlib.contextmanager
     def _dropping(self, row: Row) -> Iterator[None]:
-        """Drop the row if the block finds it damaged; keep it if it only cannot be read now."""
+        """Drop the row if the block finds it damaged; keep it if it merely cannot be read now."""
         try:
             yield
         except DAMAGE as err:
@@ -295,7 +295,7 @@ class KernelCache:
                        "It is compiled again.")  # fmt: skip
 
     def _guarded(self, operation: Callable[[], T]) -> T:
-        """Run a database operation; move a damaged file aside, report it, and try the operation once more."""
+        """Run a database operation; move a damaged file aside, report it, and retry the operation once."""
         check_folder(self.folder)
         check_folder(self.database.path)
         try:

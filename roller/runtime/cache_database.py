@@ -1,7 +1,7 @@
 """Index of the cache: one SQLite file in WAL mode, opened for each operation.
 
-Opening takes well under a millisecond, so no connection crosses a fork, and a killed process holds nothing. SQLite
-rolls an unfinished transaction back when the file is opened next.
+Opening takes well under a millisecond, so no connection crosses a fork, and a killed process holds no locks. SQLite
+rolls back an unfinished transaction when the file is next opened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from roller.runtime.cache_lock import file_lock
 #: Version of the tables; each version has its own file, so that different releases can share a folder.
 LAYOUT = 1
 _BUSY_S = 60.0
-#: Most values in one statement; SQLite before 3.32 allows 999.
+#: Maximum number of values in one statement; SQLite before 3.32 allows 999.
 _VARIABLES = 900
 #: Whether ``os.access`` can test the effective user's rights, which apply when files are opened.
 _AS_OPENED = os.access in os.supports_effective_ids
@@ -43,7 +43,7 @@ _FIELDS = "candidate, spec, device, measured_s, predicted_s, status, measured_at
 
 @dataclass(frozen=True)
 class Row:
-    """Row of ``entries``; ``candidates`` and ``parts`` are JSON texts, ``artifact`` is a digest."""
+    """Row of ``entries``; ``candidates`` and ``parts`` are JSON texts, and ``artifact`` is a digest."""
 
     key: str
     parts: str
@@ -57,7 +57,7 @@ class Row:
     checksum: str = ""
 
     def sum(self) -> str:
-        """Return the SHA-256 over all other fields."""
+        """Return the SHA-256 hash of all other fields."""
         return hashlib.sha256(json.dumps(astuple(self)[:-1]).encode()).hexdigest()
 
 
@@ -69,7 +69,7 @@ class Database:
         self._lock = folder / "locks" / "database.lock"
 
     def row(self, key: str) -> Row | None:
-        """Return the row of a key, or ``None``."""
+        """Return the row for a key, or ``None``."""
         with self._reading() as db:
             found = db.execute(f"SELECT {_COLUMNS} FROM entries WHERE key = ?", (key,)).fetchone() if db else None
         return Row(*found) if found else None
@@ -123,7 +123,7 @@ class Database:
         return count
 
     def remove(self, key: str, checksum: str) -> bool:
-        """Remove the row of a key if it has this checksum; return whether it was removed."""
+        """Remove the row for a key if it has this checksum; return whether it was removed."""
         with self._writing() as db:
             return db.execute("DELETE FROM entries WHERE key = ? AND checksum = ?", (key, checksum)).rowcount > 0
 
@@ -133,7 +133,7 @@ class Database:
             db.executemany("DELETE FROM entries WHERE artifact = ?", [(digest,) for digest in artifacts])
 
     def clear(self, measurements: bool) -> None:
-        """Remove all rows, and on request the measurements."""
+        """Remove all rows, and, on request, the measurements."""
         with self._writing() as db:
             db.execute("DELETE FROM entries")
             if measurements:
@@ -146,7 +146,7 @@ class Database:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def bytes(self) -> int:
-        """Return the size of the file and its log."""
+        """Return the total size of the file and its log."""
         total = 0
         for path in self._files():
             with contextlib.suppress(OSError):
@@ -208,7 +208,7 @@ class Database:
         except (sqlite3.OperationalError, OSError):
             if all(os.access(p, os.W_OK, effective_ids=_AS_OPENED) for p in (self.path, self.path.parent)):
                 raise
-            # WAL needs files beside the database; if they cannot be created, no process here writes either.
+            # WAL needs files next to the database; if they cannot be created, no process here writes either.
             return self._connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1")
 
     def _open(self) -> sqlite3.Connection:
@@ -249,6 +249,6 @@ class Database:
 
 
 def is_damage(err: sqlite3.Error) -> bool:
-    """Return whether an error means a damaged file, rather than a busy, full or read-only one."""
+    """Return whether an error indicates a damaged file rather than a busy, full or read-only one."""
     text: Any = str(err)
     return type(err) is sqlite3.DatabaseError or "malformed" in text or "no such" in text

@@ -20,7 +20,7 @@ from roller.tile import RProgram
 
 @dataclass(frozen=True)
 class CachedCandidate:
-    """Candidate of a compilation, with the fields of ``roller.Candidate``; ``estimate`` is plain data."""
+    """Candidate in a compilation, with the fields of ``roller.Candidate``; ``estimate`` is plain data."""
 
     id: str
     program: RProgram
@@ -47,7 +47,7 @@ class CacheEntry:
 
     @property
     def measured(self) -> bool:
-        """Whether the kernel was measured on its device without doubt, or checked where no choice was left."""
+        """Whether the kernel was measured on its device without doubt, or was checked and there was no choice left."""
         if self.artifact.doubt:
             return False
         return self.artifact.measured_s is not None or any(c.status == "checked" for c in self.candidates)
@@ -55,16 +55,16 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measured time of a program, kept permanently to validate the model of its device.
+    """Measured time of a program, kept permanently to validate the device's performance model.
 
     Parameters
     ----------
     candidate_id
         Identity of the program.
     spec_key, device
-        Content key and name of the device spec it was constructed for.
+        Content key and name of the device spec that it was constructed for.
     measured_s, predicted_s
-        Median measured, and predicted, seconds per call.
+        Median measured seconds and predicted seconds per call.
     status
         ``"measured"``, or ``"slower"`` for a single run.
     measured_at
@@ -87,7 +87,7 @@ class Measurement:
 
 
 def entry_of(artifact: KernelArtifact, candidates: Iterable[Any]) -> CacheEntry:
-    """Return the entry of a kernel and the candidates it was chosen from."""
+    """Return the entry for a kernel and the candidates that it was chosen from."""
     rows = (
         CachedCandidate(c.id, c.program, c.estimate.to_dict(), c.status, c.measured_s, c.reason, c.proved)
         for c in candidates
@@ -96,12 +96,12 @@ def entry_of(artifact: KernelArtifact, candidates: Iterable[Any]) -> CacheEntry:
 
 
 def artifact_bytes(artifact: KernelArtifact) -> bytes:
-    """Serialise an artifact; equal artifacts give equal bytes."""
+    """Serialize an artifact; equal artifacts give equal bytes."""
     return json.dumps(artifact.to_dict(), separators=(",", ":")).encode()
 
 
 def artifact_of(data: bytes, where: str) -> KernelArtifact:
-    """Read an artifact from its serialised bytes."""
+    """Read an artifact from its serialized bytes."""
     try:
         return KernelArtifact.from_dict(json.loads(data), where)
     except (UnicodeDecodeError, json.JSONDecodeError) as err:
@@ -109,7 +109,7 @@ def artifact_of(data: bytes, where: str) -> KernelArtifact:
 
 
 def candidates_text(candidates: Sequence[CachedCandidate]) -> str:
-    """Serialise candidates as JSON; an expression shared by several programs is written once."""
+    """Serialize candidates as JSON; an expression shared by several programs is written once."""
     expressions: dict[str, int] = {}
     rows = []
     for c in candidates:
@@ -148,7 +148,7 @@ def host_fingerprint() -> str:
 
 
 def measurements_of(spec_key: str, entry: CacheEntry) -> tuple[Measurement, ...]:
-    """Return the times of an entry's candidates as measurements taken on this machine now."""
+    """Return the times of an entry's candidates as measurements taken now on this machine."""
     now, host, device = time.time(), host_fingerprint(), entry.artifact.device
     return tuple(
         Measurement(c.id, spec_key, device, c.measured_s, c.estimate.get("seconds"), c.status, now, host)
@@ -158,5 +158,5 @@ def measurements_of(spec_key: str, entry: CacheEntry) -> tuple[Measurement, ...]
 
 
 def for_expression(entry: CacheEntry, expression: Any) -> CacheEntry:
-    """Return the entry with the caller's expression; error messages use its names, the key does not."""
+    """Return the entry with the caller's expression; error messages use its names, but the key does not."""
     return replace(entry, artifact=replace(entry.artifact, expression=expression))

@@ -78,13 +78,13 @@ class ObjectFiles:
         self.path(digest).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[tuple[str, int]]:
-        """Yield ``(digest, bytes)`` of every file."""
+        """Yield ``(digest, bytes)`` for every file."""
         for path in sorted(self._objects.glob("??/*")):
             with contextlib.suppress(OSError):
                 yield path.name, path.stat().st_size
 
     def clear(self) -> int:
-        """Remove all files, including temporary ones; return the number of artifacts removed."""
+        """Remove all files, including temporary files; return the number of artifacts removed."""
         removed = 0
         for digest, _ in list(self.digests()):
             self.remove(digest)

@@ -1,4 +1,4 @@
-"""List the kernels in the cache, drop one, and remove one that proved wrong."""
+"""List the kernels in the cache, drop a kernel, and remove a kernel that proved wrong."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Holding:
     Parameters
     ----------
     key
-        Digest of its key.
+        Digest of the kernel's key.
     operator, arguments, device
         Name of the expression, shapes and dtypes of its inputs, and target device.
     status
-        ``measured``, ``checked`` (correct, not timed), ``doubtful`` (timed on a busy machine; measured again at the
-        next request), ``predicted`` (for a device that was not there), or ``damaged``.
+        ``measured``, ``checked`` (correct, not timed), ``doubtful`` (timed on a busy machine, measured again on the
+        next request), ``predicted`` (for an absent device), or ``damaged``.
     measured_s
         Seconds of the chosen candidate, if it was timed.
     stored_at, used_at
@@ -85,7 +85,7 @@ def _status(row: Row) -> tuple[str, float | None]:
 
 
 def _arguments(parts: dict[str, Any]) -> str:
-    """Format shapes and dtypes of the inputs.
+    """Format the shapes and dtypes of the inputs.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def _arguments(parts: dict[str, Any]) -> str:
 
 
 def matching(rows: Sequence[Row], name: str) -> Row:
-    """Return the only row whose key begins with ``name``; raise if there are none or several."""
+    """Return the only row whose key begins with ``name``; raise an error if there are none or several."""
     found = [r for r in rows if name and r.key.startswith(name.lower())]
     if len(found) == 1:
         return found[0]
@@ -133,7 +133,7 @@ def drop(cache: KernelCache, name: str) -> Holding:
 
 
 def forget(cache: KernelCache, key: CacheKey, wrong: Callable[[KernelArtifact], bool]) -> bool:
-    """Remove the kernel of a key if ``wrong`` holds for it; return whether it was removed."""
+    """Remove the kernel for a key if ``wrong`` is true for it; return whether it was removed."""
     # A kernel that another process has stored instead stays. If removal fails, the next process that finds the kernel
     # wrong tries again.
     try:
@@ -147,7 +147,7 @@ def forget(cache: KernelCache, key: CacheKey, wrong: Callable[[KernelArtifact], 
 
 @contextlib.contextmanager
 def forgetting(cache: KernelCache, key: CacheKey) -> Iterator[None]:
-    """Run checks of a key's kernels; if all candidates fail, remove the cached kernel if it is among the wrong ones."""
+    """Check a key's kernels; if all candidates fail, remove the cached kernel if it is among the wrong ones."""
     try:
         yield
     except NoCandidateError as err:

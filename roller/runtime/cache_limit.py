@@ -1,7 +1,8 @@
 """Size limit of the cache: the least recently used kernels are removed first.
 
-The modification time of an artifact file is the time of its last read, so that use needs no write to the index. Rows
-are removed before their files; a process killed in between leaves a file without a row, which goes next time.
+The modification time of an artifact file is the time of its last read, so that reading an artifact does not write to
+the index. Rows are removed before their files; if a process is killed in between, a file without a row remains, which
+is removed next time.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Itera
 
 
 def limit_of(folder: Path) -> tuple[float, str]:
-    """Return the size limit of a cache folder in bytes (infinite for none) and its origin."""
+    """Return the size limit of a cache folder in bytes (infinite if there is none) and its origin."""
     # In this order: ROLLER_CACHE_SIZE, the limit set by `roller cache limit`, 4 GiB.
     text = os.environ.get(VARIABLE, "").strip()
     if text:

@@ -1,4 +1,4 @@
-"""Locks between processes: ``flock`` on small files, released by the kernel when their holder dies."""
+"""Locks between processes: ``flock`` on small files, which the operating system releases when their holder dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _held: set[int] = set()
 
 
 def _drop_in_child() -> None:
-    """Close a forked child's copies: an orphan would keep its dead parent's lock."""
+    """Close a forked child's copies; otherwise, an orphan would keep its dead parent's lock."""
     for fd in _held:
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -32,7 +32,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, shared: bool = False, keep: bool = False, wait: bool = True) -> Iterator[None]:
-    """Hold a lock against other processes and threads of this machine; ``keep`` leaves the file in place."""
+    """Hold a lock against other processes and threads on this machine; ``keep`` leaves the file in place."""
     # Without keep the file is removed on release; a process that waited for it notices and locks the new file. Without
     # wait, a held lock raises BlockingIOError.
     fd = _acquire(path, shared, wait)
@@ -65,7 +65,7 @@ def _acquire(path: Path, shared: bool, wait: bool) -> int:
 
 
 def remove_if_free(path: Path) -> bool:
-    """Remove a lock file without a holder (it was killed); return whether it is gone."""
+    """Remove a lock file whose holder was killed; return whether it is gone."""
     if fcntl is None:
         return False
     try:

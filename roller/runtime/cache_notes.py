@@ -1,4 +1,4 @@
-"""Small JSON notes beside the cached kernels: results that are cheaper to read than to compute, never trusted.
+"""Small JSON notes next to the cached kernels: results that are cheaper to read than to compute, never trusted.
 
 A note is found by a digest of its inputs and written atomically; a damaged or unwritable note counts as missing.
 """
@@ -25,7 +25,7 @@ def read_note(folder: Path, name: str) -> dict[str, Any]:
 
 
 def write_note(folder: Path, name: str, note: dict[str, Any]) -> bool:
-    """Store a note; return whether it was stored."""
+    """Store a note; return whether that succeeded."""
     path, text = _path(folder, name), json.dumps(note, separators=(",", ":"))
     try:
         own_folder(folder)
@@ -38,7 +38,7 @@ def write_note(folder: Path, name: str, note: dict[str, Any]) -> bool:
 
 
 def clear_notes(folder: Path) -> None:
-    """Remove all notes, including leftovers of killed writers."""
+    """Remove all notes, including leftovers from killed writers."""
     for path in (folder / "notes").glob("*"):
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,7 +1,7 @@
 """Export and import of a cache as one tar file: artifacts and a JSON manifest with checksums.
 
-Kernels are code that the importing machine runs, so import only trusted files. All of a file is verified before any
-of it is stored.
+Kernels are code that the importing machine runs, so import only trusted files. A file is verified completely before any
+part of it is stored.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
 
 
 def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
-    """Add the kernels and measurements of an exported file; measured choices are not replaced by predicted ones."""
+    """Add the kernels and measurements from an exported file; measured choices are not replaced by predicted ones."""
     where = str(path)
     try:
         rows, measurements = _verified(path)
@@ -161,7 +161,7 @@ def _first_line(err: BaseException) -> str:
 
 
 def _artifacts(path: Path, rows: Sequence[Row]) -> Iterator[tuple[str, bytes]]:
-    """Yield ``(digest, bytes)`` of every artifact; raise on any other member except the manifest."""
+    """Yield ``(digest, bytes)`` for every artifact; raise an error for any other member except the manifest."""
     sizes = {r.artifact: r.artifact_bytes for r in rows}
     for name, member, tar in _members(path):
         match = _MEMBER.fullmatch(name)
@@ -184,11 +184,11 @@ def _members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile
 
 
 class _Member(tarfile.TarInfo):
-    """Member whose size is checked first: Python reads headers of long names whole, whatever their size."""
+    """Tar member whose size is checked first, because Python reads long-name headers whole, whatever their size."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        """Return the member of a header."""
+        """Return the member described by a header."""
         found = super().frombuf(buf, encoding, errors)
         if found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) and found.size > _HEADER_LIMIT:
             raise ValueError(f"a header of {found.size} bytes")

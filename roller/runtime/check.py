@@ -1,8 +1,8 @@
-"""Check a kernel's result against the float64 reference and its enclosure of rounding errors.
+"""Check a kernel's result against the float64 reference and its bounds on rounding errors.
 
 One sum over ``K`` terms: ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|`` (docs/design/check.md). Other
-expressions: running error analysis (:mod:`roller.expr.enclosure`). Integers must be equal unless inexact floats
-decide them. Small outputs are compared whole, large ones at points of :mod:`roller.runtime.sample_points`.
+expressions: running error analysis (:mod:`roller.expr.enclosure`). Integers must be equal unless inexact floats decide
+them. Small outputs are compared in full, large ones at the points of :mod:`roller.runtime.sample_points`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from roller.runtime.sample_points import every_point, points_of, points_of_progr
 from roller.tile.program import RProgram
 from roller.tile.winograd import only_reorders
 
-#: Most programs whose tile boundaries are compared at a time.
+#: Maximum number of programs whose tile boundaries are compared at a time.
 _MOST_PROGRAMS = 64
 
 
@@ -39,9 +39,10 @@ class CheckResult:
     points
         Number of elements compared, over all outputs.
     message
-        Empty, or the worst element: *output[index]: expected, got, bound*.
+        Empty if ``ok``; otherwise the worst element: *output[index]: expected, got, bound*.
     decided
-        Number of compared elements that distinguish right from wrong: not NaN, no possible overflow or underflow.
+        Number of compared elements that distinguish right from wrong results: elements that are not NaN and cannot
+        overflow or underflow.
     """
 
     ok: bool
@@ -52,7 +53,7 @@ class CheckResult:
 
     @property
     def doubt(self) -> str:
-        """Why an accepted result may still be wrong; empty if compared elements decide.
+        """Reason why an accepted result may still be wrong; empty if the compared elements decide.
 
         Examples
         --------
@@ -67,7 +68,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class _Expected:
-    """Reference and enclosure of one output at its compared points."""
+    """Reference values and error bounds for one output at its compared points."""
 
     name: str
     dtype: str
@@ -86,16 +87,16 @@ class _Expected:
 
 
 class Oracle:
-    """Reference of one expression on given inputs, computed once for many candidates.
+    """Reference results of one expression on given inputs, computed once for many candidates.
 
     Parameters
     ----------
     arrays
         Inputs in call order: arrays, or :class:`PeriodicInput` for arrays on a device.
     seed
-        Seed of the sampled points.
+        Seed for the sampled points.
     points
-        Coordinates ``(P, rank)`` to compare, per output; sampled if not given.
+        Coordinates ``(P, rank)`` to compare, for each output; sampled if not given.
     whole_points
         Number of stage points up to which every output element is compared.
     """
@@ -133,7 +134,7 @@ class Oracle:
             return [_Expected(name, tensors[name].dtype, p, run.at(name, p)) for name, p in points.items()]
 
     def cover(self, programs: Iterable[RProgram], arrays: Sequence[np.ndarray | PeriodicInput]) -> None:
-        """Also compare at the tile boundaries of ``programs`` from now on, on the same ``arrays``."""
+        """From now on, also compare at the tile boundaries of ``programs``, on the same ``arrays``."""
         if self._whole:
             return
         new_ones = {p.digest: p for p in programs if p.digest not in self._covered}
@@ -170,7 +171,7 @@ class Oracle:
 
     @property
     def doubt(self) -> str:
-        """Why any kernel that passes may still be wrong; see :attr:`CheckResult.doubt`."""
+        """Reason why any kernel that passes may still be wrong; see :attr:`CheckResult.doubt`."""
         return CheckResult(True, 0.0, sum(len(e.points) for e in self._expected), "", self._decided).doubt
 
     @property

@@ -1,8 +1,8 @@
-"""Clock for timing kernels: elapsed seconds, and the seconds in which the kernel was kept from running.
+"""Clock for timing kernels: elapsed seconds, and the seconds during which the kernel was kept from running.
 
-The operating system counts lost time: seconds that a thread was ready but waiting for a processor (``schedstat``),
-processor time of the caller against wall time, or involuntary switches. Counters are read at both ends of a window,
-so that a short window between two disturbances is known to be undisturbed.
+Lost time comes from the operating system's counters: seconds for which a thread was ready but waited for a processor
+(``schedstat``), the caller's processor time compared with wall time, or involuntary context switches. Counters are read
+at both ends of a window, so that a short window between two disturbances is known to be undisturbed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class ClockSample:
     Parameters
     ----------
     lost_s
-        Seconds lost by the thread that lost most: simultaneous waits delay a kernel once.
+        Seconds lost by the thread that lost most: simultaneous waits delay a kernel only once.
     together_s
-        Seconds lost by all threads: waits one after the other add up. The kernel's own loss is between the two.
+        Seconds lost by all threads: consecutive waits add up. The kernel's own loss lies between ``lost_s`` and
+        ``together_s``.
     """
 
     wall_s: float
@@ -66,15 +67,16 @@ class Load:
     wall_s
         Time of the reading.
     own_s, busy_s
-        Processor seconds of this process and its reaped children, and of all processes.
+        Processor seconds used by this process and its reaped children, and by all processes.
     stolen_s
         Seconds that the hypervisor gave to other machines.
     throttled
-        Number of times that the control group was stopped after using up its quota.
+        Number of times that the control group was throttled after using up its quota.
     shared_cores
-        Whether two processors may share one core, so that others slow a kernel down without taking its processor.
+        Whether two processors may share one core, so that other processes can slow a kernel down without taking its
+        processor.
     known
-        Whether the system reports the counters; all are zero otherwise.
+        Whether the system reports the counters; otherwise, all are zero.
     """
 
     wall_s: float
@@ -88,7 +90,7 @@ class Load:
 
 
 class Clock(Protocol):
-    """Interface that timing needs of a machine; tests substitute their own."""
+    """Interface to the machine that timing needs; tests substitute their own clocks."""
 
     #: Whether every measurement is accepted.
     trusting: bool
@@ -109,7 +111,7 @@ class Clock(Protocol):
         """Return monotonic seconds."""
 
     def rest(self, seconds: float) -> None:
-        """Leave the processor to others; the scheduler lets a rested thread run longer."""
+        """Yield the processor to other processes; the scheduler lets a rested thread run longer."""
 
     def load(self) -> Load:
         """Return the counters of the machine's processors."""
@@ -121,7 +123,8 @@ class SystemClock:
     Parameters
     ----------
     thread_ids
-        Returns the ids of the kernel's threads; ``None`` if unknown, so that all threads of this process count.
+        Function that returns the ids of the kernel's threads, or ``None`` if unknown, in which case all threads of this
+        process count.
     root
         Folder that contains ``proc`` and ``sys``.
     """
@@ -136,7 +139,7 @@ class SystemClock:
         self._begun: tuple[dict[int, int], float, int, float] = ({}, 0.0, 0, 0.0)
 
     def attend(self) -> None:
-        """Open the statistics of every thread, so that reading them takes a microsecond each."""
+        """Open the statistics of every thread, so that each reading takes a microsecond."""
         tasks, known = self._root / "proc/self/task", self._thread_ids()
         wanted: set[int] = set()
         with contextlib.suppress(OSError):
@@ -151,12 +154,12 @@ class SystemClock:
         self._close(list(self._stats))
 
     def begin(self) -> None:
-        """Begin a sample; read the counters first, so that reading them is not timed."""
+        """Begin a sample; read the counters before the time, so that reading them is not timed."""
         waited, switches = self._waited_ns(), _switches()
         self._begun = (waited, time.thread_time(), switches, time.perf_counter())
 
     def end(self) -> ClockSample:
-        """End the sample; read the time first."""
+        """End the sample; read the time before the counters."""
         wall, own_s = time.perf_counter(), time.thread_time()
         before, thread_s, switches, start = self._begun
         wall_s = wall - start
@@ -187,7 +190,7 @@ class SystemClock:
         return Load(at, own_s, *found, throttled, count, shares_cores(threads.processors(), self._root), True)
 
     def _waited_ns(self) -> dict[int, int]:
-        """Return by thread the nanoseconds in which it was ready but not running."""
+        """Return, by thread, the nanoseconds for which it was ready but not running."""
         found = {}
         for thread, file in list(self._stats.items()):
             try:
@@ -203,7 +206,7 @@ class SystemClock:
 
 
 class TrustingClock(SystemClock):
-    """Clock that counts every second as the kernel's own."""
+    """Clock that attributes every second to the kernel."""
 
     trusting = True
 
@@ -220,7 +223,7 @@ class TrustingClock(SystemClock):
 
 
 def system_clock() -> SystemClock:
-    """Return this machine's clock, or one that trusts it if ``ROLLER_TRUST_CLOCK`` is set."""
+    """Return this machine's clock, or a trusting clock if ``ROLLER_TRUST_CLOCK`` is set."""
     return TrustingClock() if os.environ.get(TRUSTED, "").strip() not in ("", "0") else SystemClock()
 
 

@@ -1,8 +1,9 @@
-"""Folders and documents that travel between machines, with kind, version and checksums that are verified before use.
+"""Folders and documents that travel between machines, with a verified kind, version and checksums.
 
-A container is a folder whose manifest names its kind, its format version and the SHA-256 of every file, and has a
-checksum itself. It is written atomically. Kernels, probes and models are kinds of containers (:data:`BUNDLE`,
-:data:`PROBES`, :data:`MODEL_BUNDLE`, :data:`SAVED`); results of a run are one document of the same form.
+A container is a folder whose manifest contains its kind, its format version, the SHA-256 of every file, and a checksum
+of its own. It is written atomically. Kernels, probes and models are stored in different kinds of containers
+(:data:`BUNDLE`, :data:`PROBES`, :data:`MODEL_BUNDLE`, :data:`SAVED`); the results of a run are one document in the same
+form.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from roller.core.validation import path as path_of
 from roller.errors import MALFORMED, ArtifactError, LaunchError, ModelError
 
 MANIFEST = "manifest.json"
-#: Longest file name in bytes, and longest affix of temporary names beside a folder.
+#: Longest file name in bytes, and longest affix of temporary names next to a folder.
 _NAME_BYTES, _BESIDE_BYTES = 255, 20
 #: SHA-256 of every file by name; ``None`` for a file of arrays, each of which has its own checksum.
 Files: TypeAlias = dict[str, "str | None"]
@@ -37,17 +38,17 @@ class Kind:
     Parameters
     ----------
     format
-        Name in the document's field ``format``.
+        Name in the document's ``format`` field.
     version, oldest
-        Newest and oldest version that can be read.
+        Newest and oldest versions that can be read.
     what
         Noun for messages.
     remedy, make
-        Remedies for messages if the document is damaged, or missing.
+        Remedies for messages if the document is damaged or missing.
     files
-        Extracts the files from a manifest; kinds differ, and old manifests stay readable.
+        Function that extracts the files from a manifest; kinds differ, and old manifests stay readable.
     manifest, key
-        File name of the manifest, and its field of the version.
+        File name of the manifest, and its version field.
     """
 
     format: str
@@ -83,7 +84,7 @@ class Kind:
         return data
 
     def sealed(self, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
-        """Return a document as a reader sees it: with kind, version and checksum."""
+        """Return a document as a reader sees it: with its kind, version and checksum."""
         named = {"format": self.format, self.key: version or self.version, **body}
         plain = json.loads(json.dumps(named))  # converts tuples to lists, as a reader sees them
         return {**plain, "checksum": checksum(plain)}
@@ -99,7 +100,7 @@ class Kind:
         return document
 
     def is_in(self, folder: Path) -> bool:
-        """Return whether a folder claims to be of this kind; nothing is verified."""
+        """Return whether a folder claims to be of this kind; do not verify anything."""
         folder = path_of(folder, "folder", error=ArtifactError, what=f"the folder of {self.what}")
         try:
             data = json.loads(read_text(folder / self.manifest))
@@ -142,7 +143,7 @@ KINDS = (BUNDLE, PROBES, MODEL_BUNDLE, SAVED)
 
 
 class Container:
-    """Opened folder: its manifest is verified at once, each file when it is read.
+    """Open folder: its manifest is verified at once, and each file when it is read.
 
     Raises
     ------
@@ -212,13 +213,13 @@ class Container:
 
 
 class DeviceContainer(Container):
-    """Folder of kernels for one device."""
+    """Folder with kernels for one device."""
 
     device: str
     arch: str
 
     def check_device(self, called: str, name: str, arch: str, spec: str, remedy: str) -> None:
-        """Raise if the kernels are not for this device; ``spec`` is the spec of a simulated device."""
+        """Raise an error if the kernels are not for this device; ``spec`` is the spec of a simulated device."""
         if not (spec == self.device if spec else same_arch(arch, self.arch)):
             raise LaunchError(f"{self.folder}: built for {self.device} ({self.arch}), {called} is {name} "
                               f"({arch or spec}). {remedy}")  # fmt: skip
@@ -265,13 +266,13 @@ def filled(folder: Path) -> Iterator[Filling]:
 
 
 def check_name(folder: Path) -> None:
-    """Raise if the name of a folder is too long for temporary names beside it."""
+    """Raise an error if a folder's name is too long for temporary names next to it."""
     if len(os.fsencode(folder.absolute().name)) + _BESIDE_BYTES > _NAME_BYTES:
         raise ArtifactError(f"{folder}: its name is too long. Choose a shorter one.")
 
 
 def check_target(folder: Path) -> None:
-    """Raise if an output folder is not empty or cannot be written, before any work is done."""
+    """Raise an error if an output folder is not empty or cannot be written, before any work is done."""
     check_name(folder)
     if not folder.absolute().parent.is_dir():
         raise ArtifactError(f"{folder}: its parent folder does not exist. Create it first.")
@@ -293,7 +294,7 @@ def digest(data: bytes) -> str:
 
 
 def checksum(body: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of JSON data in canonical form, without its own checksum."""
+    """Return the SHA-256 of JSON data in canonical form, without the checksum field."""
     rest = {k: v for k, v in body.items() if k != "checksum"}
     return digest(json.dumps(rest, sort_keys=True).encode())
 

@@ -36,12 +36,13 @@ class Bench:
     expression
         The user's expression, which defines the reference.
     oracle
-        Reference on these inputs, if it was computed elsewhere.
+        Reference for these inputs, if it was computed elsewhere.
     rotating_bytes
-        Total size of the copies of the constants that calls use in turn: the constants then come from beyond a cache of
-        this size, as between other kernels of a model, while inputs and outputs stay in cache. 0 for one copy.
+        Total size of the copies of the constants that calls use in turn. The constants then come from beyond a cache of
+        this size, as they do between other kernels of a model, while inputs and outputs stay in the cache. 0 for one
+        copy.
     patience_s
-        As in :func:`roller.runtime.timing.compare`; ``PATIENCE_S`` by default.
+        See :func:`roller.runtime.timing.compare`; ``PATIENCE_S`` by default.
     fenced
         Whether kernels were already checked for accesses outside their arrays.
     """
@@ -98,7 +99,7 @@ class Bench:
     def correct(
         self, artifacts: Mapping[str, KernelArtifact], records: dict[str, Record], rotating_bytes: int = 0
     ) -> Iterator[Contender]:
-        """Yield correct kernels one at a time (each holds packed constants); add failures to ``records``."""
+        """Yield correct kernels one at a time (each with its packed constants); add failures to ``records``."""
         # All artifacts of a compilation have the same constants.
         positions = {c.position for a in artifacts.values() for c in a.constants}
         values = {n: self.inputs[n].tobytes() for n in positions}
@@ -134,7 +135,7 @@ class Bench:
 
 
 def _record(name: str, timing: Timing, unsure: str, artifact: KernelArtifact) -> Record:
-    """Return the record of a timed kernel; ``unsure`` is why it may still be wrong."""
+    """Return the record of a timed kernel; ``unsure`` is the reason why it may still be wrong."""
     status = "doubtful" if timing.doubt else "measured" if timing.complete else "slower"
     reason = "; ".join(text for text in (timing.doubt, unsure) if text)
     return Record(name, status, reason, timing.median_s, _build_s(artifact), tied=timing.tied)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roller.runtime.clock import Clock, Load
 
-#: Least share of the processors' time that is named as a disturbance.
+#: Minimum share of the processors' time that is named as a disturbance.
 NAMED = 0.05
 #: Busy share of the processors left by a kernel from which others slow it down, if processors share cores.
 BESIDE = 0.25
@@ -32,7 +32,7 @@ class Disturbance:
     throttled
         Whether the control group was stopped after using up its quota.
     shared_cores
-        As in :class:`roller.runtime.clock.Load`.
+        See :class:`roller.runtime.clock.Load`.
     """
 
     wall_s: float
@@ -57,13 +57,13 @@ class Disturbance:
         )
 
     def beside(self, used: int) -> bool:
-        """Return whether others slowed down a kernel of ``used`` threads from the remaining processors."""
+        """Return whether programs on the remaining processors slowed down a kernel with ``used`` threads."""
         # They may run on the other hardware threads of the kernel's cores, so that no thread of the kernel waits.
         left = self.processors - used
         return self.shared_cores and left > 0 and self.others > BESIDE * left
 
     def __str__(self) -> str:
-        """Describe the disturbances, the strongest first; empty if there are none."""
+        """Describe the disturbances, the strongest first; return an empty text if there are none."""
         found = []
         if self.others > NAMED * self.processors:
             found.append((self.others / self.processors, f"other programs kept {self.others:.1f} of "
@@ -76,14 +76,14 @@ class Disturbance:
 
 
 def look(clock: Clock, seconds: float = _LOOK_S) -> Disturbance:
-    """Observe other programs on this machine for some seconds without working."""
+    """Observe other programs on this machine for some seconds while idle."""
     before = clock.load()
     clock.rest(seconds)
     return Disturbance.between(before, clock.load())
 
 
 def grouped(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Count texts that differ only in numbers as one; return the first of each with its count, most frequent first.
+    """Group texts that differ only in numbers; return the first of each group with its count, most frequent first.
 
     Examples
     --------

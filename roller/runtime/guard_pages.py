@@ -1,7 +1,7 @@
 """Arrays between protected pages, so that an access outside an array faults at once.
 
-A comparison of values cannot detect a read beyond an array, whose memory is usually mapped and whose value is often
-dropped. Candidates run in a forked child; its death is the reason why the candidate fails.
+A comparison of values cannot detect a read beyond an array: the memory there is usually mapped, and the value is often
+discarded. Candidates run in a forked child; its death is the reason why the candidate fails.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def _roomy(shape: tuple[int, ...], dtype: np.dtype, slack_bytes: int) -> np.ndar
 
 
 def _zeros(size_bytes: int) -> mmap.mmap:
-    """Map private memory; in shared memory, pages that are only read would take memory too."""
+    """Map private memory; in shared memory, pages that are only read would occupy memory too."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return mmap.mmap(-1, size_bytes, flags=flags)
 
 
 def trespass(kernel: CpuKernel) -> str | None:
-    """Run a kernel between protected pages in a child; return its error, or ``None``."""
+    """Run a kernel between protected pages in a child process; return its error, or ``None``."""
     # Addresses depend on no data, so the inputs are zeros, which take no memory. Both placements run in one child,
     # because forking a process that has loaded TVM costs more than most kernels.
     if not trespassing({0: kernel}):
@@ -100,7 +100,7 @@ def trespass(kernel: CpuKernel) -> str | None:
 
 
 def trespassing(kernels: Mapping[K, CpuKernel]) -> list[K]:
-    """Return the kernels that fault between protected pages; all run in one child, and singly only if it faults."""
+    """Return the kernels that fault between protected pages; run all in one child, and singly only after a fault."""
     if not AVAILABLE or not kernels:
         return []
     everything = [(k, frozenset(a.name for a in k.artifact.arguments)) for k in kernels.values()]
@@ -112,7 +112,7 @@ def trespassing(kernels: Mapping[K, CpuKernel]) -> list[K]:
 
 
 def _fault(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool]) -> str | None:
-    """Run kernels in a child with the named arguments fenced; return the signal of a fault, or ``None``."""
+    """Run kernels in a child process with the named arguments fenced; return the signal of a fault, or ``None``."""
     runs = [(kernel, partial(_place, kernel, between, at_end=e)) for kernel, between in kernels for e in ends]
     with contextlib.ExitStack() as ended:
         with interrupts_deferred():  # an interrupt is raised after the child's cleanup is registered
@@ -131,7 +131,7 @@ def _place(
     kernel: CpuKernel, between: Set[str], name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *,
     at_end: bool,
 ) -> np.ndarray:  # fmt: skip
-    """Allocate an argument: next to a protected page if it is named, else with unused memory around it."""
+    """Allocate an argument: next to a protected page if it is named, otherwise with unused memory around it."""
     if name in between:
         return fenced(shape, dtype, alignment_bytes, at_end=at_end)
     slack_bytes = max(math.prod(a.shape) * DTYPE_BYTES[a.dtype] for a in kernel.artifact.arguments)
@@ -153,7 +153,7 @@ def _run_child(runs: Sequence[tuple[CpuKernel, Place]]) -> None:
 
 
 def _fault_of(child: int, patient_s: float) -> str | None:
-    """Wait for a child; return the signal of a fault. Any other end, or a timeout, is no evidence."""
+    """Wait for a child; return the signal of a fault. Any other exit or a timeout is not evidence of a fault."""
     give_up, pause_s = time.monotonic() + patient_s, _POLL_S
     _wait(child, patient_s)
     # The child is not reaped here: until _end does so, its process id cannot be reused.
@@ -167,7 +167,7 @@ def _fault_of(child: int, patient_s: float) -> str | None:
 
 
 def _wait(child: int, patient_s: float) -> None:
-    """Wait for the end of a child or a timeout; return at once if the system has no pidfd."""
+    """Wait for the exit of a child or a timeout; return at once if the system has no pidfd."""
     opened = getattr(os, "pidfd_open", None)  # not in a Python built for a Linux before 5.3
     if opened is None:
         return

@@ -1,4 +1,4 @@
-"""Choose operators by id with the patterns of ``--filter``."""
+"""Choose operators by id, with the patterns given by ``--filter``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from roller.errors import RollerError, counted, did_you_mean
 
-#: Most ids named in an error.
+#: Maximum number of ids named in an error.
 _SHOWN = 5
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Defer interrupts of the main thread in this block; deliver the first at its end.
+    """Defer interrupts of the main thread during this block; deliver the first one at its end.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Journal of a run: JSON lines that survive a kill at any moment. Standard library only."""
+"""Journal of a run: JSON lines that survive a kill at any moment; it needs only the standard library."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from roller.errors import ArtifactError
 
 
 class JournalFile:
-    """Append-only file of JSON lines beside the final result.
+    """Append-only file of JSON lines next to the final result.
 
     Parameters
     ----------
     header
         Identifies the run (bundle, device, seed); a journal of another run is refused.
     take
-        Called with every row of an earlier run; its KeyError, TypeError or ValueError marks the row as damaged.
+        Function called with every row of an earlier run; its KeyError, TypeError or ValueError marks the row as
+        damaged.
 
     Raises
     ------
@@ -42,16 +43,16 @@ class JournalFile:
             raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Write one row; a kill of this process after the call does not lose it."""
+        """Write one row; the row is not lost if this process is killed after the call."""
         self._file.write(json.dumps(line).encode() + b"\n")
         self._file.flush()
 
     def sync(self) -> None:
-        """Flush to disk; a crash of the machine after the call does not lose the rows."""
+        """Flush to disk; the rows are not lost if the machine crashes after the call."""
         os.fsync(self._file.fileno())
 
     def close(self, *, remove: bool) -> None:
-        """Close the file, and remove it if its content is in the final result."""
+        """Close the file, and remove it if its contents are in the final result."""
         self._file.close()
         if remove:
             self.path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Replace a model saved by roller with a new one, and nothing else.
 
-The two folders are exchanged atomically if the system can (``renameat2``). Otherwise the old one is first renamed to a
-name that a later run finds, so that a kill in between loses nothing.
+The two folders are exchanged atomically if the system supports that (``renameat2``). Otherwise, the old one is first
+renamed to a name that a later run finds, so that nothing is lost if the process is killed in between.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def replaced(folder: Path, force: bool) -> Iterator[Path]:
-    """Yield the path to write a model for ``folder``; with ``force`` it replaces a model that roller saved."""
+    """Yield the path at which to write a model for ``folder``; with ``force``, it replaces a model saved by roller."""
     # The old model stays until the new one is complete, and if anything fails.
     check_replaceable(folder, force)
     folder = folder.resolve()
@@ -64,7 +64,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def _check_stage(stage: Path) -> None:
-    """Raise if the staging folder holds anything but leftovers of a killed run."""
+    """Raise an error if the staging folder contains anything but leftovers from a killed run."""
     # Leftovers are at most a folder named like the model: complete, or partly written by container.filled.
     if not os.path.lexists(stage):
         return
@@ -75,7 +75,7 @@ def _check_stage(stage: Path) -> None:
 
 
 def _swap(new: Path, folder: Path) -> None:
-    """Put ``new`` in place of ``folder``, and remove the old one."""
+    """Put ``new`` in place of ``folder``, and remove the old folder."""
     try:
         check_replaceable(folder, force=True)  # another process may have written there meanwhile
         shutil.copymode(folder, new)
@@ -127,7 +127,7 @@ def _recover(folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders atomically; return whether the system and the file system can."""
+    """Exchange two folders atomically; return whether the system and the file system support that."""
     call = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
     if call is None:
         return False
@@ -140,7 +140,7 @@ def _beside(folder: Path, what: str) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder of roller; log a warning if it cannot be removed."""
+    """Remove a folder that roller wrote; log a warning if it cannot be removed."""
     if folder.exists():
         try:
             shutil.rmtree(folder)
@@ -149,7 +149,7 @@ def _remove(folder: Path) -> None:
 
 
 def check_replaceable(folder: Path, force: bool) -> None:
-    """Raise unless a folder is empty, or may be replaced and contains roller's files only."""
+    """Raise an error unless a folder is empty, or may be replaced and contains only roller's files."""
     try:
         _check(folder, force)
     except OSError as err:
@@ -181,7 +181,7 @@ def is_filled(folder: Path) -> bool:
 
 
 def foreign_files(folder: Path) -> list[str] | None:
-    """Return the files in a folder that its manifest does not name; ``None`` if it is no saved model."""
+    """Return the files in a folder that its manifest does not list; ``None`` if it is not a saved model."""
     if folder.is_symlink() or not folder.is_dir():
         return None
     for kind in (SAVED, MODEL_BUNDLE):
@@ -202,7 +202,7 @@ def foreign_files(folder: Path) -> list[str] | None:
 
 
 def _is_own(path: Path, name: str, known: set[str], parents: set[str]) -> bool:
-    """Return whether a path is a known file or a parent of one; links and pipes are not."""
+    """Return whether a path is a known file or a parent of one; links and pipes do not count."""
     if path.is_symlink():
         return False
     return (name in known and path.is_file()) or (name in parents and path.is_dir())

@@ -1,7 +1,7 @@
 """Bundle of probes for another machine: plans, sources and images; runs can be resumed.
 
-The folder holds ``manifest.json``; for each probe ``plans/NAME.json``, ``sources/NAME.cu`` and, if it could be built,
-``images/NAME.bin``; and in ``roller/`` the code for ``python -m roller.runtime.bundle run . --json FILE``.
+The folder contains ``manifest.json``; for each probe, ``plans/NAME.json``, ``sources/NAME.cu`` and, if it could be
+built, ``images/NAME.bin``; and, in ``roller/``, the code for ``python -m roller.runtime.bundle run . --json FILE``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Results = dict[str, dict[str, Result]]
 
 
 class ProbeBundle(DeviceContainer):
-    """Opened bundle of probes; see :class:`~roller.runtime.container.Container`."""
+    """Open bundle of probes; see :class:`~roller.runtime.container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, PROBES)
@@ -40,14 +40,14 @@ class ProbeBundle(DeviceContainer):
             self.names: list[str] = [row["name"] for row in self.manifest["plans"]]
 
     def verify(self) -> str:
-        """Read every file; describe the contents."""
+        """Read every file; return a description of the contents."""
         plans = [self.plan(name) for name in self.names]
         for plan in plans:
             self.image(plan, build=False)
         return f"{len(plans)} probes, {sum(len(p.cases) for p in plans)} cases for {self.device}"
 
     def check(self, properties: DeviceProperties, handle: DeviceHandle) -> None:
-        """Raise if the plans were not made for this device."""
+        """Raise an error if the plans were not made for this device."""
         remedy = f"Use {handle.kind}:{self.device}." if handle.spec else "Write them with --device of its spec."
         self.check_device(f"device '{handle.text}'", properties.name, properties.arch, handle.spec, remedy)
         units = int(self.manifest["units"])
@@ -64,7 +64,7 @@ class ProbeBundle(DeviceContainer):
             return ProbePlan.from_dict(data)
 
     def image(self, plan: ProbePlan, *, build: bool = True) -> bytes | str:
-        """Return a plan's compiled kernels, built here if the bundle has source only, or why there are none."""
+        """Return a plan's compiled kernels, built here if the bundle has only sources, or why there are none."""
         file = f"images/{plan.name}.bin"
         if file in self.files:
             return self.read(file)
@@ -92,7 +92,7 @@ def run_probe_bundle(
     pattern: str = "*",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Run a bundle of probes; continue an earlier run that was killed."""
+    """Run a bundle of probes; continue an earlier run that was interrupted."""
     bundle, start = ProbeBundle(folder), time.monotonic()
     wanted, found = matching(bundle.names, pattern, str(bundle.folder), ArtifactError), Results()
     runner = PlanRunner(handle) if timeout_s is None else PlanRunner(handle, timeout_s)
@@ -127,7 +127,7 @@ def run_plans(
     bundle: ProbeBundle, names: Sequence[str], runner: PlanRunner, known: Results,
     keep: Callable[[str, str, Result], None], say: Callable[[str], None], late: Callable[[], bool],
 ) -> None:  # fmt: skip
-    """Run the unknown cases of some plans until ``late``; ``keep`` receives plan, case and result."""
+    """Run the cases with unknown results of some plans until ``late``; ``keep`` receives plan, case and result."""
     for name in names:
         plan = bundle.plan(name)
         if late():

@@ -29,11 +29,11 @@ class Contents:
     ----------
     kind
         ``"ones"``; ``"random"`` integers; ``"small"`` integers from -2 to 2; ``"values"`` repeated; ``"chain"``: a
-        random cycle through words at distance ``pitch``, each holding the byte offset of the next.
+        random cycle through words at distance ``pitch``, each containing the byte offset of the next.
     words
         Size in 32-bit words.
     pitch
-        Distance of a chain's elements, in words.
+        Distance between a chain's elements, in words.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class Contents:
         return _block(self)
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """Return the words at some offsets."""
+        """Return the words at the given offsets."""
         block = self.block()
         return np.asarray(block[np.asarray(places) % len(block)])
 
@@ -87,11 +87,11 @@ class Case:
     Parameters
     ----------
     key
-        Name in the plan, e.g. ``"walk_1 warps=64"``.
+        Name in the plan, for example ``"walk_1 warps=64"``.
     entry
         Name of the kernel.
     grid, block
-        Number of blocks, and threads per block.
+        Number of blocks, and number of threads per block.
     parameters
         Kernel parameters ``p[1:]``; ``p[0]`` is the number of steps.
     seconds
@@ -99,11 +99,11 @@ class Case:
     input
         Index of the input buffer.
     advance
-        ``(index in p, words per step, modulo)``: moves the start of the next run so that it reads nothing cached.
+        ``(index in p, words per step, modulo)``: moves the start of the next run so that it reads no cached data.
     launches
         Whether each step is a separate launch.
     cycles_word
-        Output word that holds the cycles of the run.
+        Output word that contains the number of cycles of the run.
     cycles
         Expected cycles of a step, if they are counted.
     checks
@@ -140,7 +140,7 @@ class ProbePlan:
     Parameters
     ----------
     source
-        Complete CUDA C or HIP C++.
+        Complete CUDA C or HIP C++ source.
     inputs
         Input buffers; a case uses one.
     output_words

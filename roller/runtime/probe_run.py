@@ -1,4 +1,4 @@
-"""Run the plans of probes on a device, case by case, in a process whose death loses one case only."""
+"""Run the plans of probes on a device, case by case, in a process whose death loses only one case."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = dict[str, Any]
 
 
 class PlanRunner:
-    """Run plans on one device, with a time limit per case."""
+    """Runs plans on one device, with a time limit per case."""
 
     def __init__(self, handle: DeviceHandle, case_timeout_s: float = CASE_TIMEOUT_S) -> None:
         self.process = DeviceProcess(handle)
@@ -45,7 +45,7 @@ class PlanRunner:
         keep: Callable[[str, Result], None] = lambda key, result: None,
         late: Callable[[], bool] = lambda: False,
     ) -> dict[str, Result]:
-        """Run the unknown cases of a plan; return all results."""
+        """Run the cases of a plan whose results are unknown; return all results."""
         out, cases = dict(known or {}), {case.key: case for case in plan.cases}
 
         def not_run(key: str, faults: int) -> Result:
@@ -88,7 +88,7 @@ class PlanRunner:
 
 
 def _wrong(case: Case, values: list[float], overrun: str | None) -> str:
-    """Describe the error in a case's results; empty if they are right."""
+    """Describe the error in a case's results; return an empty text if they are right."""
     if overrun:
         return f"wrote {overrun}"
     for (word, expected), value in zip(case.checks, values, strict=True):

@@ -1,4 +1,4 @@
-"""Check and time candidates on devices that can fail, each in its own process; failures become records.
+"""Check and time candidates on devices that can fail, each device in its own process; failures become records.
 
 Every candidate is compared with the float64 reference before it is timed. If one hangs, crashes, writes out of bounds
 or is wrong, its record states the reason, and a new process continues with the others.
@@ -36,20 +36,20 @@ _DROP_FACTOR = 2.0
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Options of profiling.
+    """Options for profiling.
 
     Parameters
     ----------
     seed
-        Seed of inputs and of the compared points.
+        Seed for the inputs and for the compared points.
     timeout_s
-        Time limit of one candidate's check, and again of its timing, before its process is stopped.
+        Time limit for one candidate's check, and again for its timing, after which its process is stopped.
     time_s
         Seconds of timing per candidate.
     budget_s
-        Seconds for all candidates; those not reached stay ``built``. The first one always runs.
+        Seconds for all candidates; candidates not reached keep the status ``built``. The first one always runs.
     whole_points
-        Stage points up to which every output element is compared; the default of the check if ``None``.
+        Number of stage points up to which every output element is compared; the check's default if ``None``.
     timed
         Whether correct candidates are timed.
     """
@@ -62,7 +62,7 @@ class ProfileOptions:
     timed: bool = True
 
     def __post_init__(self) -> None:
-        """Raise on invalid numbers; an infinite limit means none."""
+        """Raise an error for invalid numbers; an infinite limit means no limit."""
         checked_seed(self.seed)
         for name in ("timeout_s", "time_s"):
             number(getattr(self, name), name, above=0.0, infinite=name != "time_s", expected="a number above 0")
@@ -73,7 +73,7 @@ class ProfileOptions:
 
 
 class Subject:
-    """Expression under test: periodic inputs, and a reference at sampled points."""
+    """Expression under test, with periodic inputs and a reference at sampled points."""
 
     def __init__(
         self, expression: TensorExpr, seed: int = 0, oracle: Oracle | None = None, whole_points: int | None = None
@@ -130,7 +130,7 @@ class ProfilerSession:
         return Record(candidate_id, status, outcome.doubt, reply["median_s"], build_s, reply.get("spread_s"))
 
     def _prepare(self, subject: Subject) -> None:
-        """Send the subject to the process unless it has it already."""
+        """Send the subject to the process unless the process already has it."""
         count = sum(map(len, subject.oracle.points))
         if self._prepared == (subject, self.process.generation, count) and self.process.alive:
             return
@@ -150,11 +150,11 @@ class Bench:
     Parameters
     ----------
     device
-        Device, opened with the first candidate.
+        Device, which is opened for the first candidate.
     oracle
-        Reference on these inputs, if it was computed elsewhere.
+        Reference for these inputs, if it was computed elsewhere.
     session
-        Opened device shared by several expressions; its owner closes it.
+        Open device shared by several expressions; its owner closes it.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Bench:
         self._judged = 0
 
     def profile(self, artifacts: Mapping[str, KernelArtifact], timed: bool = True) -> dict[str, Record]:
-        """Check candidates, and with ``timed`` time the correct ones; return a record per id, in their order."""
+        """Check candidates and, with ``timed``, time the correct ones; return a record per id, in their order."""
         if artifacts and not self._judged:
             self._session.process.properties()
         self._subject.cover(artifacts)

@@ -40,6 +40,6 @@ def _ranks(values: Sequence[float]) -> list[int]:
 
 
 def _correlation(one: Sequence[int], other: Sequence[int]) -> float:
-    """Return Spearman's correlation of two rankings without ties."""
+    """Return Spearman's correlation between two rankings without ties."""
     n = len(one)
     return 1 - 6 * sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / (n * (n * n - 1))

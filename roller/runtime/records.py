@@ -1,4 +1,4 @@
-"""Records of candidates: a failure is a value, never an exception for the others."""
+"""Records of candidates: a failure is a value, never an exception that affects other candidates."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Record:
     status
         One of :data:`STATUSES`.
     reason
-        Why it failed, why its time is doubtful, or why a working candidate may still be wrong; else empty.
+        Reason why it failed, why its time is doubtful, or why a working candidate may still be wrong; otherwise empty.
     measured_s
         Median seconds per call, if it was timed.
     build_s
-        Seconds of its build, if it was built.
+        Build time in seconds, if it was built.
     spread_s
         Interquartile range of the samples of ``measured_s``, if there were several.
     tied
-        Why a correct time does not determine its rank; empty if it does.
+        Reason why a correct time does not determine its rank; empty if it does.
     """
 
     candidate_id: str
@@ -50,14 +50,14 @@ class Record:
     tied: str = ""
 
     def __post_init__(self) -> None:
-        """Raise on an unknown status."""
+        """Raise an error for an unknown status."""
         if self.status not in STATUSES:
             known = list(STATUSES)
             raise ValueError(f"record '{self.candidate_id}': unknown status '{self.status}'. Use one of {known}.")
 
     @property
     def ok(self) -> bool:
-        """Whether the candidate passed everything that was tried."""
+        """Whether the candidate passed every step that was tried."""
         return self.status in ("built", "checked", "measured", "slower", "doubtful")
 
 

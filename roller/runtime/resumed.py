@@ -34,25 +34,25 @@ def _rows_of(path: Path) -> Iterator[Path]:
 
 
 class ResumedRun:
-    """Run over the items of a container that can be killed and resumed without loss or repetition.
+    """Run over a container's items, which can be killed and resumed without loss or repetition.
 
     Parameters
     ----------
     out
-        File of the final results, beside the journal; earlier results of the same run are extended.
+        File for the final results, next to the journal; earlier results of the same run are extended.
     kind
         Kind of the results document.
     header
         Identifies the run; results and journals of another run are refused.
     take
-        Called with every known row: of earlier results, of the journal, and each new one.
+        Function called with every known row: those of earlier results and of the journal, and each new one.
     rows
-        Converts earlier results to journal rows.
+        Function that converts earlier results to journal rows.
 
     Raises
     ------
     ArtifactError
-        If earlier results or the journal are damaged, of another run, or cannot be written.
+        If earlier results or the journal are damaged, belong to another run, or cannot be written.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ResumedRun:
         self._take(dict(row))
 
     def run(self, work: Callable[[], None], body: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Do the remaining work and write the results, also after an interrupt."""
+        """Do the remaining work and write the results, even after an interrupt."""
         try:
             work()
         finally:
@@ -96,7 +96,7 @@ def run_rest(
     names: Iterable[str], known: Container[str], run: Callable[[str], T], *, late: Callable[[], bool],
     faulty: Callable[[T], bool], not_run: Callable[[str, int], T], faults: int = 0,
 ) -> Iterator[tuple[str, T]]:  # fmt: skip
-    """Yield the results of unknown items until ``late``; after a few faults, skip the rest with ``not_run``."""
+    """Yield the results of items not yet known until ``late``; after a few faults, skip the rest with ``not_run``."""
     for name in names:
         if name in known:
             continue

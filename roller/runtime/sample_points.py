@@ -1,8 +1,9 @@
-"""Choose the output elements to compare: all of a small output; of a large one, those at boundaries.
+"""Choose the output elements to compare: all elements of a small output, or those at boundaries of a large one.
 
-A kernel is wrong in pieces (a tile, a vector's tail, an index range), so both elements at every boundary are taken:
-of quotients, remainders and guards in the expression's indices, and of tiles and tasks of the program. Positions of
-the axes are combined by a covering array of strength one, with all corners and random points.
+Errors in a kernel come in pieces (a tile, a vector's tail, an index range), so the elements on both sides of every
+boundary are taken: boundaries of quotients, remainders and guards in the expression's indices, and of tiles and tasks
+in the program. Positions along the axes are combined by a covering array of strength one, with all corners and random
+points.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WORK, _PROGRAM_WORK = 1 << 21, 1 << 19
 _FEWEST, _MOST = 320, 896
 #: Fewest and most elements that a program adds.
 _FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM = 24, 160
-#: Most boundary positions per axis; of more pieces, the first, the last and some between are taken.
+#: Maximum number of boundary positions per axis; of more pieces, the first, the last and some between are taken.
 _POSITIONS = 128
 #: Vector lanes of all devices.
 _LANES = (2, 4, 8, 16, 32, 64)
@@ -43,7 +44,7 @@ def every_point(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def points_of(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return distinct coordinates ``(P, rank)`` per output: at boundaries of its indices, and random ones."""
+    """Return distinct coordinates ``(P, rank)`` per output: at the boundaries of its indices, and random ones."""
     found = boundaries(expr, rng)
     out = {}
     for s in (s for s in expr.stages if s.name in expr.outputs):
@@ -56,7 +57,7 @@ def points_of(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarra
 def points_of_program(
     program: RProgram, expr: TensorExpr, rng: np.random.Generator, programs: int = 1
 ) -> dict[str, np.ndarray]:
-    """Return coordinates per output of ``expr`` at the tile boundaries of a program."""
+    """Return coordinates for each output of ``expr`` at the tile boundaries of a program."""
     form, out = program.expr, {}
     found = boundaries(form, rng)
     tiles = {
@@ -78,7 +79,7 @@ def points_of_program(
 
 
 def boundaries(expr: TensorExpr, rng: np.random.Generator) -> dict[str, Positions]:
-    """Return, per stage and axis, positions at which a piece of an index begins, including the stages it reads."""
+    """Return the positions, per stage and axis, where a piece of an index begins, including indices of stages read."""
     found: dict[str, Positions] = {}
     for s in expr.stages:
         mine = found[s.name] = {a.name: set() for a in s.axes}
@@ -121,7 +122,7 @@ def _crossed(index: Index, edge: int, extents: Mapping[str, int], mine: Position
 
 
 def _multiples(period: int, extent: int, rng: np.random.Generator) -> set[int]:
-    """Return multiples of ``period`` inside an axis: all, or the first, the last and some between."""
+    """Return multiples of ``period`` inside an axis: all of them, or the first, the last and some in between."""
     count = (extent - 1) // period
     few = _POSITIONS // 4
     if count <= few:
@@ -133,7 +134,7 @@ def _multiples(period: int, extent: int, rng: np.random.Generator) -> set[int]:
 
 
 def _ends_of_tiles(sizes: Iterable[int], extent: int, rng: np.random.Generator) -> set[int]:
-    """Return where tiles of any of ``sizes`` begin: the first, the last, a random one, and a last one shifted back."""
+    """Return the starts of tiles of any of ``sizes``: first, last, a random one, and a last one shifted back."""
     # Templates shrink tiles to nearly equal sizes in whole vectors: 56 by 48 becomes two tiles of 32.
     out: set[int] = set()
     for size in {min(s, extent) for s in sizes} - {extent}:
@@ -145,7 +146,7 @@ def _ends_of_tiles(sizes: Iterable[int], extent: int, rng: np.random.Generator) 
 
 
 def _near(positions: set[int], extent: int, rng: np.random.Generator) -> np.ndarray:
-    """Return both elements at every position, and the ends of the axis for vectors of any width."""
+    """Return the elements on both sides of every position, and the ends of the axis for vectors of any width."""
     kept = {0, 1, extent // 2, extent - 2, extent - 1}
     for lanes in _LANES:
         kept |= {extent // lanes * lanes - 1, extent // lanes * lanes, lanes - 1, lanes}
@@ -158,7 +159,7 @@ def _near(positions: set[int], extent: int, rng: np.random.Generator) -> np.ndar
 
 
 def _chosen(s: Stage, at: Mapping[str, np.ndarray], count: int, scattered: int, rng: np.random.Generator) -> np.ndarray:
-    """Return up to ``count`` points of a stage's output at the axes' positions, including ``scattered`` random ones."""
+    """Return up to ``count`` points of a stage's output at the axes' positions, ``scattered`` random ones included."""
     axes = s.spatial_axes
     if not axes or not s.store:
         return np.zeros((1, len(s.output.shape)), np.int64)

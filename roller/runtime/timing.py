@@ -1,7 +1,7 @@
-"""Timing of kernels: medians of batched calls in undisturbed windows, one kernel at a time.
+"""Timing of kernels: medians over batched calls in undisturbed windows, one kernel at a time.
 
-Disturbed windows do not count (:mod:`roller.runtime.clock`). If too few are left, or blocks of them disagree, more are
-taken for a bounded time; a time that is still unsettled is doubtful, with a reason.
+Disturbed windows do not count (:mod:`roller.runtime.clock`). If too few windows are left, or blocks of them disagree,
+more are taken for a bounded time. A measurement that is still unsettled is marked as doubtful, with a reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLD = 3.0
 _ROUNDS, _MOST_ROUNDS = 7, 60
 #: Share of a candidate's budget that is spent before the final.
 _HEAT = 1 / 3
-#: Most first runs of a candidate before a disturbed one may drop it.
+#: Maximum number of first runs of a candidate before a disturbed one may drop it.
 _LOOKS = 8
 #: Largest acceptable share of time taken by the hypervisor from a long kernel, which no window can avoid.
 STOLEN = 0.1
@@ -32,12 +32,12 @@ PATIENCE_S = 2.0
 
 @dataclass(frozen=True)
 class Contender:
-    """Kernel call to time.
+    """Kernel call to be timed.
 
     Parameters
     ----------
     first_s
-        Seconds of its first run, the checked one, including page faults.
+        Seconds of its first run, which is the checked one, including page faults.
     threads
         Number of threads that it runs on.
     first_quiet
@@ -61,7 +61,7 @@ def measure(
     clock: Clock | None = None,
     patience: Patience | None = None,
 ) -> Timing:
-    """Return the median time of ``run``, which must finish its work before it returns, over undisturbed windows.
+    """Return the median time of ``run`` over undisturbed windows; ``run`` must finish its work before it returns.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def _glance(c: Contender, best: float, drop_factor: float, clock: Clock, patienc
 def _final(
     ahead: Sequence[Contender], known_s: Sequence[float], budget_s: float, clock: Clock, patience: Patience
 ) -> dict[str, Timing]:
-    """Time the contenders in turn for as many rounds as the budget allows, and more after disturbances."""
+    """Time the contenders in turn for as many rounds as the budget allows, and for more after disturbances."""
     series = {}
     for c, seconds in zip(ahead, known_s, strict=True):
         series[c.name] = Series(c.run, clock, calls_of(seconds, 2 * WINDOW_S))
@@ -192,21 +192,21 @@ def _final(
 
 
 def _turn(series: Series, seconds: float) -> None:
-    """Take a window; first run a short kernel once, to refill caches after the other kernels."""
+    """Take a window; if the kernel is short, first run it once to refill caches after the other kernels."""
     if seconds < WINDOW_S:
         series.run()
     series.take()
 
 
 def _surely_slower(out: dict[str, Timing], drop_factor: float) -> dict[str, Timing]:
-    """Drop doubtful candidates that lose even without their lost time."""
+    """Drop doubtful candidates that would lose even without their lost time."""
     best = min((t.median_s for t in out.values() if t.complete and not t.doubt), default=float("inf"))
     lost = {n: t for n, t in out.items() if t.doubt and t.least_s > drop_factor * best}
     return out | {n: replace(t, complete=False, doubt="") for n, t in lost.items()}
 
 
 def _explained(out: dict[str, Timing], threads: dict[str, int], found: Disturbance, noise: float) -> dict[str, Timing]:
-    """Add the cause to every doubtful time; also doubt times slowed down through shared cores."""
+    """Add the cause to every doubtful time; also mark times slowed down by shared cores as doubtful."""
     # noise is the average relative error of undoubted times; with it, times too close to each other get no rank.
     cause = str(found) or "something the system does not count"
     explained = {}

@@ -1,4 +1,4 @@
-"""Timing windows of a kernel: which are undisturbed, and whether they agree."""
+"""Timing windows for a kernel: which of them are undisturbed, and whether they agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WINDOW_S = 2e-4
 LONG_S = 0.02
 #: Largest relative difference of block medians that agree; number of blocks of a series.
 AGREE, _BLOCKS = 0.15, 5
-#: Most calls of a window.
+#: Maximum number of calls of a window.
 _MOST_CALLS = 10_000
 #: Seconds to sleep after a disturbed window; the scheduler prefers a rested thread.
 REST_S = 4e-3
@@ -31,11 +31,11 @@ class Timing:
     complete
         ``False`` for a candidate that was dropped after one run.
     doubt
-        Why the time may be wrong; empty if it was measured undisturbed.
+        Reason why the time may be wrong; empty if it was measured undisturbed.
     least_s
-        Lower bound of the time, without the seconds lost to others.
+        Lower bound of the time, without the seconds lost to other programs.
     tied
-        Why a correct time does not determine its rank: the others are too close for a busy machine.
+        Reason why a correct time does not determine its rank: the other times are too close for a busy machine.
     """
 
     median_s: float
@@ -56,8 +56,8 @@ class Patience:
     seconds
         Total extra seconds.
     shares
-        Expected number of measurements. Each has an equal share plus what earlier ones left; an overrun of the last try
-        is deducted from the next shares.
+        Expected number of measurements. Each gets an equal share plus the time that earlier ones left; an overrun of
+        the last try is deducted from the following shares.
     """
 
     def __init__(self, clock: Clock, seconds: float, shares: int = 1) -> None:
@@ -66,7 +66,7 @@ class Patience:
         self._until: float | None = None
 
     def pass_on(self) -> None:
-        """Start the next measurement's share of time; an extra one gets the remainder."""
+        """Start the next measurement's share of time; an extra measurement gets the remainder."""
         self.pause()
         if self._later:
             self._left_s, self._later = self._left_s + self._share_s, self._later - 1
@@ -85,14 +85,14 @@ class Patience:
 
 @dataclass
 class Series:
-    """Timing windows of one kernel.
+    """Timing windows for one kernel.
 
     Parameters
     ----------
     calls
         Number of calls in a window.
     needed
-        Fewest quiet windows for a result.
+        Minimum number of quiet windows for a result.
     """
 
     run: Callable[[], object]
@@ -113,7 +113,7 @@ class Series:
         return found
 
     def retry(self) -> None:
-        """Take another window after a disturbed one, with a pause and a warm run."""
+        """Take another window after a disturbed one, after a pause and a warm-up run."""
         if self.windows and not self.windows[-1].quiet:
             self.clock.rest(REST_S)
             if self.windows[-1].wall_s <= LONG_S:
@@ -122,7 +122,7 @@ class Series:
 
     @property
     def quiet(self) -> list[float]:
-        """Seconds per call of the undisturbed windows, in order."""
+        """Seconds per call in the undisturbed windows, in order."""
         return [w.wall_s / self.calls for w in self.windows if w.quiet]
 
     def settled(self) -> bool:
@@ -131,7 +131,7 @@ class Series:
         return len(quiet) >= self.needed and (self.clock.trusting or _apart(quiet) <= AGREE)
 
     def timing(self) -> Timing:
-        """Return the median of the quiet windows that agree with the fastest; otherwise the best time with a doubt."""
+        """Return the median of the quiet windows that agree with the fastest; otherwise a doubtful best time."""
         every = [w.wall_s / self.calls for w in self.windows]
         quiet = self.quiet
         if self.settled():
@@ -146,7 +146,7 @@ class Series:
 
 
 def spell(run: Callable[[], object], clock: Clock, calls: int = 1) -> ClockSample:
-    """Time some calls as one sample."""
+    """Time a number of calls as one sample."""
     clock.begin()
     for _ in range(calls):
         run()
@@ -166,7 +166,7 @@ def _medians(values: Sequence[float]) -> list[float]:
 
 
 def _apart(values: Sequence[float]) -> float:
-    """Return the relative difference of the two fastest blocks; disturbances only add time."""
+    """Return the relative difference between the two fastest blocks, because disturbances only add time."""
     least = sorted(_medians(values))[:2]
     return least[-1] / least[0] - 1 if least[0] > 0 else 0.0
 

@@ -1,7 +1,7 @@
-"""Device process: opens one device, runs one candidate at a time, answers on a pipe.
+"""Device process: opens one device, runs one candidate at a time, and answers on a pipe.
 
-Started as ``python -m roller.runtime.worker NAME`` in a fresh interpreter: no TVM, no forked CUDA context. A fault of
-the device ends this process only; the profiler records the reason and starts another.
+It is started as ``python -m roller.runtime.worker NAME`` in a fresh interpreter, without TVM or a forked CUDA context.
+A device fault ends only this process; the profiler records the reason and starts another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ORPHAN_POLL_S = 0.5
 
 
 class Worker:
-    """Opened device that answers requests."""
+    """Open device that answers requests."""
 
     def __init__(self, name: str) -> None:
         handle = parse(name)
@@ -84,7 +84,7 @@ def serve(name: str, source: int, sink: int) -> None:
 
 
 def _leave_with_parent() -> None:
-    """End this process when its parent is gone, even during a kernel that never ends."""
+    """End this process when its parent is gone, even while a kernel runs that never ends."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,7 +1,7 @@
 """The registry of targets, by kernel language and by device name.
 
 To add a target, write a module with a :class:`~roller.targets.target.Target` row and list it in :data:`TARGETS`;
-``tests/targets`` runs the shared tests over it.
+``tests/targets`` runs the shared tests for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def device_name(given: str) -> str:
 
 
 def target_of_language(language: object, where: str, error: type[RollerError] = BuildError) -> Target:
-    """Return the target of a kernel language, or raise.
+    """Return the target for a kernel language, or raise an error.
 
     >>> target_of_language("hip", "mi50").first_device
     'rocm:0'

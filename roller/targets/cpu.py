@@ -1,4 +1,4 @@
-"""CPU of this machine: LLVM through TVM, linked during lowering, called in this process."""
+"""CPU of this machine: LLVM through TVM, linked during lowering and called in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: CUDA C, built by NVRTC, launched through CuPy."""
+"""NVIDIA GPUs: CUDA C, built by NVRTC and launched through CuPy."""
 
 from __future__ import annotations
 

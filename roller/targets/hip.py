@@ -1,4 +1,4 @@
-"""AMD GPUs: HIP C++, built by hipcc, launched through CuPy's ROCm build."""
+"""AMD GPUs: HIP C++, built by hipcc and launched through CuPy's ROCm build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of devices and their properties: code decides by a property, never by the kind's name."""
+"""Kinds of devices and their properties: code depends on properties, never on the kind's name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class DeviceKind:
     layers: tuple[str, ...]  #: Memory layers, fastest first
     unit: str  #: Plural noun for its units, for people
     #: Whether the device has its own memory: arrays and weights are copied there; kernels are launched, checked in a
-    #: separate process, cross-compiled and shipped in bundles. Else kernels are functions on the caller's arrays.
+    #: separate process, cross-compiled and shipped in bundles. Otherwise, kernels are functions on the caller's arrays.
     discrete: bool
-    blocks: bool  #: Whether a kernel is a grid of thread blocks; else it is the tasks of a loop
-    simd: bool  #: Whether a unit executes vectors of one thread and is one TEU; else lanes are threads
-    scratchpad: str  #: Layer into which kernels copy reused data; empty where caches hold it
+    blocks: bool  #: Whether a kernel is a grid of thread blocks; otherwise it is the tasks of a loop
+    simd: bool  #: Whether a unit executes vectors of one thread and is one TEU; otherwise lanes are threads
+    scratchpad: str  #: Layer into which kernels copy reused data; empty if caches hold it
     keeps_caches: bool  #: Whether caches keep their contents from one kernel to the next
     value_align_bytes: int  #: Alignment of a value stored inside another one: the widest access
     resource: str  #: Resource name of Dask workers that measure kernels for such devices
@@ -34,7 +34,7 @@ class DeviceKind:
     exchanges: bool = False
 
     def module_for(self, package: str, name: str = "") -> ModuleType:
-        """Return this kind's subpackage, or a module in it: ``roller.templates.gpu.checks``."""
+        """Return this kind's subpackage, or a module in it, for example ``roller.templates.gpu.checks``."""
         return module(f"roller.{package}.{self.name}" + (f".{name}" if name else ""))
 
     def expect(self, found: str, where: str) -> None:

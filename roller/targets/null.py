@@ -1,4 +1,4 @@
-"""A GPU that does not exist: results from the reference, times from estimates; for tests above the device layer."""
+"""A nonexistent GPU for tests above the device layer: results from the reference, and times from estimates."""
 
 from __future__ import annotations
 

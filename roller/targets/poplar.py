@@ -1,4 +1,4 @@
-"""Graphcore IPUs: C++ codelets and an exchange schedule as data; no vendor toolchain builds them here."""
+"""Graphcore IPUs: C++ codelets, and an exchange schedule as data; no vendor toolchain builds them here."""
 
 from __future__ import annotations
 

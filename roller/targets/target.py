@@ -16,7 +16,7 @@ Kernel = TypeVar("Kernel")
 
 
 class Targeted(Protocol):
-    """A device specification as far as the choice of a target needs it."""
+    """The part of a device specification that the choice of a target needs."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -27,11 +27,11 @@ class Targeted(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the registry; modules and classes above are named as text and loaded on first use."""
+    """One row of the registry; modules and classes from layers above are given as text and loaded on first use."""
 
     name: str
     kind: DeviceKind
-    #: Language of the kernels it emits and builds; empty where it runs kernels of any language of the kind.
+    #: Language of the kernels it emits and builds; empty if it runs kernels of any language of the kind.
     language: str = ""
     #: Keys of ``target`` in a specification, in addition to the language.
     required_keys: tuple[str, ...] = ()
@@ -39,11 +39,11 @@ class Target:
     #: First and last architecture number that compilers know (``sm_30`` to ``sm_129``), for numbered architectures.
     architectures: tuple[int, int] = (0, 0)
     generator: str = ""  #: Code generation module with ``lower_for``; loaded before worker processes are forked
-    #: Build module (``available``, ``build``, ``compile_source``, ``resources``); empty where lowering builds.
+    #: Build module (``available``, ``build``, ``compile_source``, ``resources``); empty if lowering builds.
     toolchain: str = ""
     launcher: str = ""  #: ``"module:class"`` that makes a built kernel callable
     device: str = ""  #: Prefix of device names (``"cuda"`` in ``"cuda:0"``); empty for this CPU
-    numbered: bool = True  #: Whether a number follows the prefix; else a spec name with options may
+    numbered: bool = True  #: Whether a number follows the prefix; otherwise a spec name with options may
     #: ``"module:class"`` of the device in its worker process, which checks, times and probes; empty without one.
     worker: str = ""
     #: Opens the device for whole models, given its number and architecture.
@@ -51,7 +51,7 @@ class Target:
     #: Whether it computes with the reference in predicted times: nothing is built or recorded as measured.
     pretends: bool = False
     timed: bool = True  #: Whether times on its devices reflect kernel speed
-    source_only: str = ""  #: Reason why compiling gives source without a binary; empty where kernels are built
+    source_only: str = ""  #: Reason why compiling gives source without a binary; empty if kernels are built
     emulator: str = ""  #: ``"module:class"`` that emulates its sources on this CPU; empty without one
     #: Compiler options of probes: flush subnormals, so that a special function is one instruction, and keep operations
     #: unpacked, so that the counted instructions are the issued ones.
@@ -61,7 +61,7 @@ class Target:
 
     @property
     def emulated(self) -> bool:
-        """Whether an emulator runs its sources."""
+        """Whether an emulator runs the target's sources."""
         return bool(self.emulator)
 
     @property
@@ -86,11 +86,11 @@ class Target:
         return module(self.toolchain)
 
     def can_build(self) -> bool:
-        """Whether the target has a toolchain and it is installed."""
+        """Whether the target has a toolchain that is installed."""
         return bool(self.toolchain) and self.tools().available() is None
 
     def build(self, artifact: Kernel) -> Kernel:
-        """Return the built kernel; lowering has built it where there is no toolchain."""
+        """Return the built kernel; without a toolchain, lowering has already built it."""
         built: Kernel = self.tools().build(artifact) if self.toolchain else artifact
         return built
 

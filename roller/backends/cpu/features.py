@@ -9,7 +9,7 @@ from roller.errors import LaunchError
 
 
 def check_features(name: str, needed: Collection[str]) -> None:
-    """Raise if this processor lacks instructions of a kernel, which would end the process."""
+    """Raise an error if this processor lacks instructions that a kernel uses, which would end the process."""
     lacking = missing(needed)
     if not lacking and "amx_tile" in needed and not tiles_permitted():
         raise LaunchError(

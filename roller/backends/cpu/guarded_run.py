@@ -12,7 +12,7 @@ from roller.core.dtypes import storage_dtype
 
 
 class Place(Protocol):
-    """Allocator for the arguments of a kernel."""
+    """Allocator for a kernel's arguments."""
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int) -> np.ndarray:
         """Return an array for the argument ``name``, aligned to ``alignment_bytes``."""
@@ -20,7 +20,7 @@ class Place(Protocol):
 
 
 def rehearse(kernel: CpuKernel, place: Place) -> None:
-    """Pack constants and call the kernel once, with ``place`` as the allocator of every argument."""
+    """Pack constants and call the kernel once, with ``place`` as the allocator for every argument."""
     artifact, views = kernel.artifact, {}
     for a in artifact.arguments:
         stored = storage_dtype(a.dtype)

@@ -1,7 +1,8 @@
-"""Run a CPU KernelArtifact on NumPy or any DLPack arrays, without TVM's compiler.
+"""Run a CPU KernelArtifact on NumPy arrays or any DLPack arrays, without TVM's compiler.
 
 The shared library needs TVM's small runtime (threads, workspaces), which is found by package metadata and loaded
-globally. ``tvm`` itself is never imported: 0.2 s to the first result in a fresh process, microseconds per call.
+globally. ``tvm`` itself is never imported: the first result takes 0.2 s in a fresh process, and each call takes
+microseconds.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _find_runtime() -> Path:
 
 
 class CpuKernel:
-    """Loaded CPU kernel; calls are re-entrant, since workspaces belong to a call.
+    """Loaded CPU kernel; calls are re-entrant because workspaces belong to a call.
 
     Raises
     ------
@@ -100,7 +101,7 @@ class CpuKernel:
         self._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
 
     def reshaped(self, artifact: KernelArtifact) -> CpuKernel:
-        """Return the kernel for other shapes, sharing the library, constants and panels."""
+        """Return the kernel for other shapes; it shares the library, constants and panels."""
         other = copy.copy(self)
         other.artifact = artifact
         other._inputs, other._outputs = slots_of(artifact)
@@ -108,7 +109,7 @@ class CpuKernel:
         return other
 
     def _sizes(self, artifact: KernelArtifact) -> list[Any]:
-        """Return the size arguments of a call: arrays of a certain byte size whose contents are not read."""
+        """Return the size arguments for a call: arrays with a certain byte size whose contents are not read."""
         return [self._view(np.empty(a.shape, a.dtype)) for a in artifact.arguments if a.role == "size"]
 
     def _prepared(self, constants: dict[int, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -150,14 +151,14 @@ class CpuKernel:
         return (runs[0] if len(runs) == 1 else _Turns(runs)), result
 
     def _copies(self, total_bytes: int) -> list[tuple[Any, ...]]:
-        """Return additional copies of constants and panels, up to ``total_bytes`` with the first one."""
+        """Return additional copies of constants and panels, up to ``total_bytes`` including the first one."""
         own_bytes = sum(a.nbytes for a in self._held_arrays)
         count = max(1, min(_MOST_COPIES, math.ceil(total_bytes / own_bytes))) - 1 if own_bytes else 0
         copies = [map(self._view, _copied(a, count)) for a in self._held_arrays]  # views keep them alive
         return list(zip(*copies, strict=True))
 
     def _views(self, arrays: Sequence[Any], out: Any) -> tuple[list[np.ndarray], Any]:
-        """Return the checked arguments in the kernel's form, and the caller's result."""
+        """Return the checked arguments in the kernel's form, and the result for the caller."""
         # Hot path of every call: no generators, one pass, one check for an array that needs no conversion.
         slots = self._inputs
         name = self.artifact.expression.name
@@ -181,7 +182,7 @@ class CpuKernel:
         return views, out
 
     def _add_outputs(self, out: Any, views: list[np.ndarray], name: str) -> None:
-        """Append the views of the caller's output arrays; raise if one overlaps another argument."""
+        """Append the views of the caller's output arrays; raise an error if one overlaps another argument."""
         outputs = self._outputs
         given = (out,) if len(outputs) == 1 and not isinstance(out, (tuple, list)) else out
         if not isinstance(given, (tuple, list)) or len(given) != len(outputs):
@@ -259,6 +260,6 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
 
 
 def runtime_of_pools() -> tuple[ctypes.CDLL, Any]:
-    """Return TVM's runtime library and its function that sets a pool's size."""
+    """Return TVM's runtime library and the function that sets the size of a pool."""
     configure = runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
     return ctypes.CDLL(str(_find_runtime())), configure

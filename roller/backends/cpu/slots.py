@@ -14,7 +14,7 @@ from roller.errors import LaunchError
 
 
 class Interface:
-    """Array interface that marks read-only memory as writable; kernels never write their inputs."""
+    """Array interface that marks read-only memory as writable; kernels never write to their inputs."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -22,7 +22,7 @@ class Interface:
 
 
 def readable(array: np.ndarray) -> np.ndarray:
-    """Return an array whose memory is marked as writable, without a copy; kernels never write their inputs."""
+    """Return an array whose memory is marked as writable, without a copy; kernels never write to their inputs."""
     return array if array.flags.writeable else np.asarray(Interface(array))
 
 
@@ -73,7 +73,7 @@ class Slot:
         return array
 
     def input(self, value: Any, where: str) -> np.ndarray:
-        """Return a C-contiguous, aligned input; copy if necessary."""
+        """Return a C-contiguous, aligned input; copy it if necessary."""
         array = self._array(value, where)
         flags = array.flags
         if not (flags.c_contiguous and flags.aligned):
@@ -81,7 +81,7 @@ class Slot:
         return readable(array)
 
     def output(self, value: Any, where: str) -> np.ndarray:
-        """Return a caller's output array; raise unless the kernel can write to it directly."""
+        """Return a caller's output array; raise an error unless the kernel can write to it directly."""
         array = self._array(value, f"{where}: argument 'out'")
         flags = array.flags
         for held, wanted in ((flags.writeable, "a writable array"), (flags.c_contiguous, "a C-contiguous array"),
@@ -94,7 +94,7 @@ class Slot:
         return array
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """Return a contiguous array in the kernel's shape; as bits for a dtype that NumPy lacks."""
+        """Return a contiguous array in the kernel's shape, as bits if NumPy lacks the dtype."""
         if self._bits:
             array = array.view(self._bits)
         return array.reshape(self.kernel_shape)
@@ -117,7 +117,7 @@ def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
 
 
 def slots_of(artifact: KernelArtifact) -> tuple[list[Slot], list[Slot]]:
-    """Return the slots of a call's inputs, without constants, and of its outputs."""
+    """Return the slots for a call's inputs, without constants, and for its outputs."""
     constants = {c.position for c in artifact.constants}
     pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
     outputs = zip(artifact.expression.output_tensors, artifact.outputs, strict=True)

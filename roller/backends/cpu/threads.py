@@ -1,7 +1,7 @@
-"""Worker threads of CPU kernels: their number, and their processors.
+"""Worker threads of CPU kernels: their number and their processors.
 
 TVM keeps one pool per calling thread. Its workers avoid the caller's processor: a scheduler that packs threads wakes a
-worker where its caller runs, and both then share the processor for tens of milliseconds. The caller is never bound.
+worker on its caller's processor, which both then share for tens of milliseconds. The caller is never bound.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def prepare() -> None:
 
 @functools.cache
 def processors() -> tuple[int, ...]:
-    """Return the processors this process had at the first call; later binding of a thread does not change them."""
+    """Return the processors this process had at the first call; binding a thread later does not change the result."""
     # OpenMP binds the calling thread if OMP_PROC_BIND is set.
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
@@ -51,7 +51,7 @@ def most_threads() -> int:
 
 
 def places(workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]) -> list[set[int]]:
-    """Return the processors of every worker: one each, never the caller's, separate cores first.
+    """Return the processors of every worker: one processor each, never the caller's, separate cores first.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class Pool:
     Parameters
     ----------
     configure
-        ``runtime.config_threadpool``; ``None`` if the runtime has none.
+        ``runtime.config_threadpool``; ``None`` if the runtime lacks it.
     """
 
     def __init__(self, library: ctypes.CDLL, configure: Any) -> None:
@@ -112,7 +112,7 @@ class Pool:
         self.workers = self._found() if self._where is not None and not self._bound and cores > 1 else []
 
     def part(self) -> None:
-        """Move workers off the caller's current processor; takes 0.1 us if the caller has not moved."""
+        """Move workers off the caller's current processor; this takes 0.1 us if the caller has not moved."""
         if self.workers and self._where is not None:
             caller = self._where()
             if caller != self.caller:
@@ -129,7 +129,7 @@ class Pool:
         self._library.TVMBackendParallelLaunch(_TASK(lambda _task, _env, _data: 0), None, 0)
 
     def lose(self) -> None:
-        """Mark the pool as lost in a forked process: its threads are gone, its memory is not."""
+        """Mark the pool as lost in a forked process: its threads are gone, but its memory is not."""
         self.cores, self.workers, self._lost = 0, [], True
 
     def _replace(self) -> None:
@@ -148,7 +148,7 @@ class Pool:
         for worker, where in zip(self.workers, places(len(self.workers), caller, processors(), core_name), strict=True):
             try:
                 os.sched_setaffinity(worker, where)
-            except OSError:  # a processor is offline, or a sandbox forbids it; placement is only an optimisation
+            except OSError:  # a processor is offline, or a sandbox forbids it; placement is only an optimization
                 self.workers = []
                 return
 
@@ -165,7 +165,7 @@ class Pool:
 
 
 def ready(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
-    """Prepare the calling thread's pool for a kernel on ``cores`` threads; takes 0.2 us if nothing changed."""
+    """Prepare the calling thread's pool for a kernel on ``cores`` threads; this takes 0.2 us if nothing changed."""
     mine: Pool | None = getattr(_pools, "mine", None)
     if mine is None:
         mine = _pools.mine = Pool(*library())

@@ -1,1 +1,1 @@
-"""CUDA: build with NVRTC, launch with CuPy."""
+"""CUDA: builds with NVRTC and launches with CuPy."""

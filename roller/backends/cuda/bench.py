@@ -1,6 +1,7 @@
 """Time the cases of a probe on a GPU: ``n`` and ``2n`` steps of a kernel in turn.
 
-It needs no compiler and no artifact, only an image, raw buffers and integers. Runs inside the device process.
+This module needs neither a compiler nor an artifact, only an image, raw buffers and integers. It runs inside the device
+process.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Bench:
     Parameters
     ----------
     inputs
-        ``(words, repeated block)`` of each input buffer.
+        ``(words, repeated block)`` for each input buffer.
 
     Raises
     ------
@@ -53,7 +54,7 @@ class Bench:
             buffer.repeat(block)
 
     def run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Run a case once with few steps for its results, then time it; ``once`` and ``twice`` are seconds per run."""
+        """Run a case once, with few steps, to get results, then time it; ``once`` and ``twice`` are seconds per run."""
         try:
             function = self._image.get_function(case["entry"])
         except RuntimeError as err:

@@ -1,6 +1,6 @@
 """Device side of profiling on a GPU: allocate inputs, check one run, then time it.
 
-Runs inside the device process (:mod:`roller.runtime.worker`). An exception other than a
+This module runs inside the device process (:mod:`roller.runtime.worker`). An exception other than a
 :class:`~roller.errors.RollerError` means that the device's state is unknown, and ends the process.
 """
 
@@ -31,7 +31,7 @@ _OWN = ("workspace", "panel")
 GRAPH_BELOW_S = 100e-6
 #: Target time of a graph in seconds, and most launches in it.
 _GRAPH_S, _MOST_LAUNCHES = 400e-6, 512
-#: Most sets of buffers that short runs rotate over.
+#: Maximum number of sets of buffers that short runs rotate over.
 _MOST_SETS = 64
 _MIN_SAMPLES, _MAX_SAMPLES = 7, 60
 #: Seconds below which a first run never drops a candidate: its time is mostly the launch.
@@ -47,7 +47,7 @@ class OutOfBoundsError(RuntimeError):
 
 
 class CudaDevice:
-    """Opened NVIDIA GPU; raises :class:`LaunchError` if CuPy or the device is missing."""
+    """Open NVIDIA GPU; raises :class:`LaunchError` if CuPy or the device is missing."""
 
     def __init__(self, index: int, options: Mapping[str, str]) -> None:
         del options
@@ -71,7 +71,7 @@ class CudaDevice:
         return self._said
 
     def prepare(self, expression: TensorExpr, seed: int, points: Sequence[np.ndarray]) -> None:
-        """Allocate and fill inputs and outputs; free those of the previous expression."""
+        """Allocate and fill inputs and outputs; free those for the previous expression."""
         self._module, self._scratch, self._sets = None, [], []
         self._cp.get_default_memory_pool().free_all_blocks()
         self._expression, self._points = expression, points
@@ -144,11 +144,11 @@ class CudaDevice:
 
     @property
     def _events(self) -> str:
-        """Name of the timing method of single runs."""
+        """Name of the timing method for single runs."""
         return "events" if self._flush is None or self._flush.reads else "events, the cache overwritten before"
 
     def usable(self) -> bool:
-        """Return whether the device still answers; after some faults every further call fails."""
+        """Return whether the device still answers; after some faults, every further call fails."""
         try:
             self._cp.cuda.runtime.deviceSynchronize()
         except RuntimeError:  # CUDARuntimeError
@@ -156,7 +156,7 @@ class CudaDevice:
         return True
 
     def probe_load(self, image: bytes, inputs: Sequence[tuple[int, np.ndarray]], output_words: int) -> None:
-        """Load the kernels and buffers of a probe's plan; free the previous ones."""
+        """Load the kernels and buffers for a probe's plan; free the previous ones."""
         self._module, self._scratch, self._sets, self._bench = None, [], [], None
         self._cp.get_default_memory_pool().free_all_blocks()
         self._awake(_STAY_AWAKE_S)
@@ -182,7 +182,7 @@ class CudaDevice:
         return {n: b.ptr for n, b in zip(names, (*inputs, *outputs, *self._scratch), strict=True)}
 
     def _cold(self, run: Callable[[], None]) -> float:
-        """Return the seconds of one run, timed by events after the last-level cache was emptied."""
+        """Return the seconds for one run, timed with events after emptying the last-level cache."""
         if self._flush is None:
             units = self._said["units"]
             self._flush = Flush(self._cp, self._stream, self._said["cache_bytes"], units, self._flush_image())
@@ -190,11 +190,11 @@ class CudaDevice:
         return timed(self._cp, self._stream, run)
 
     def _flush_image(self) -> bytes | None:
-        """Return the kernel that reads a buffer; ``None`` if there is none for this device."""
+        """Return the kernel that reads a buffer; ``None`` if this device has none."""
         return PTX
 
     def _graphs(self, first_s: float, budget_s: float) -> list[float]:
-        """Time graphs of many launches that rotate over the buffer sets; return seconds per launch."""
+        """Time graphs of many launches that rotate over the buffer sets; return the seconds per launch."""
         # CuPy captures no graphs on HIP: launches follow each other there, and their overhead shows below some 5 us.
         wanted = math.ceil(_GRAPH_S / max(first_s, 1e-6))
         sets = len(self._sets)
@@ -210,7 +210,7 @@ class CudaDevice:
         return [timed(self._cp, self._stream, go) / launches for _ in range(count)]
 
     def _awake(self, again_s: float = 0.0) -> None:
-        """Keep the device busy to raise its clock: long before the first timing, ``again_s`` after each pause."""
+        """Keep the device busy to raise its clock: for long before the first timing, ``again_s`` after each pause."""
         seconds = _WAKE_S if self._flush is None else again_s
         if seconds:
             end = time.perf_counter() + seconds

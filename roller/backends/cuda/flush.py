@@ -1,4 +1,4 @@
-"""Empty a GPU's last-level cache by reading; written lines would be written back while timing."""
+"""Empty a GPU's last-level cache by reading, because written lines would be written back during timing."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Flush:
     Parameters
     ----------
     image
-        Built kernel. Without one, or if the driver refuses it, the buffer is overwritten instead, and the write-back
-        makes the following run look slower.
+        Built kernel. Without an image, or if the driver refuses it, the buffer is overwritten instead, and the
+        write-back makes the following run look slower.
     """
 
     def __init__(self, cp: Any, stream: Any, cache_bytes: int, units: int, image: bytes | None) -> None:

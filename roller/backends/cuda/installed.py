@@ -30,7 +30,7 @@ REMEDY = "Install the CUDA wheels with 'pip install roller[cuda12]' (roller[cuda
 
 @dataclass(frozen=True)
 class Installed:
-    """NVRTC library with the folders of its headers and its CUDA release."""
+    """NVRTC library with its header folders and its CUDA release."""
 
     library: Path
     includes: tuple[Path, ...]
@@ -56,7 +56,7 @@ def every() -> tuple[Installed, ...]:
 
 
 def _candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
-    """Yield libraries with the folders of their headers, the preferred one first."""
+    """Yield libraries with their header folders, the preferred one first."""
     for major in MAJORS:
         library, includes = _WHEELS[major]
         for root in _import_folders():
@@ -71,7 +71,7 @@ def _candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
 
 
 def _with_headers(includes: Sequence[Path], major: int) -> tuple[Path, ...] | None:
-    """Return the existing header folders, completed from a toolkit of the same release; ``None`` without the header."""
+    """Return the existing header folders, completed from a toolkit of the same release; ``None`` without headers."""
     present = [p for p in includes if p.is_dir()]
     for wanted in (HEADER, MATRIX_HEADER):
         if not any((p / wanted).is_file() for p in present):
@@ -81,7 +81,7 @@ def _with_headers(includes: Sequence[Path], major: int) -> tuple[Path, ...] | No
 
 
 def toolkits() -> list[Path]:
-    """Return the roots of CUDA toolkits: from the environment, from ``nvcc`` on PATH, and in usual places."""
+    """Return the roots of CUDA toolkits: from the environment, from ``nvcc`` on PATH, and from the usual locations."""
     named = [os.environ[n] for n in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(n)]
     nvcc = shutil.which("nvcc")
     beside = [str(Path(nvcc).resolve().parents[1])] if nvcc else []

@@ -1,6 +1,6 @@
-"""Run built CUDA artifacts on CuPy, torch or any DLPack arrays, without copies, on the caller's stream.
+"""Run built CUDA artifacts on CuPy, torch or any DLPack arrays, without copies and on the caller's stream.
 
-Written for the documented interfaces of CuPy 14; tests use a stand-in for it.
+This module is written for the documented interfaces of CuPy 14; tests use a stand-in for CuPy.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ALIGNMENT_BYTES = 16
 
 @dataclass(frozen=True)
 class _Slot:
-    """Argument of a call: tensor of the expression, and argument of the kernel."""
+    """Argument of a call: a tensor of the expression and an argument of the kernel."""
 
     tensor: Tensor
     argument: Argument
 
 
 class CudaKernel:
-    """Loaded CUDA kernel; calls are re-entrant, since workspaces and outputs belong to a call.
+    """Loaded CUDA kernel; calls are re-entrant because workspaces and outputs belong to a call.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class CudaKernel:
         self._resident: dict[int, tuple[dict[int, Any], dict[str, Any]]] = {}
 
     def reshaped(self, artifact: KernelArtifact) -> CudaKernel:
-        """Return the kernel for other sizes, sharing images and packed constants."""
+        """Return the kernel for other sizes; it shares images and packed constants."""
         out = type(self)(replace(artifact, binary=self.artifact.binary, build=self.artifact.build))
         out._images, out._resident, out._constants = self._images, self._resident, self._constants
         return out
@@ -80,11 +80,11 @@ class CudaKernel:
 
         Notes
         -----
-        Torch tensors, including results, are recorded on a stream that is not torch's current one, so that their
+        If the stream is not torch's current one, torch tensors, including results, are recorded on it, so that their
         memory is not reused before the kernel is done, even if a tensor is dropped at once.
 
         The first call on a device loads the kernel, copies constants and waits for the stream, which is not allowed
-        while a stream is captured: call once before capturing a graph.
+        while a stream is being captured: make one call before capturing a graph.
         """
         name = self.artifact.expression.name
         refuse_unknown(name, self.label, options, ("out", "stream"), "Leave it out.")
@@ -112,7 +112,7 @@ class CudaKernel:
         return result[0] if len(result) == 1 else tuple(result)
 
     def _module(self, device: int) -> Module:
-        """Return the kernels on a device; an image is loaded once for all sizes."""
+        """Return the kernels on a device; load an image once for all sizes."""
         found = self._modules.get(device)
         if found is None:
             image = self._images.get(device) or self._images.setdefault(device, Module(self._cupy, self.artifact))
@@ -120,7 +120,7 @@ class CudaKernel:
         return found
 
     def _on_device(self, device: int, module: Module, stream: Any) -> tuple[dict[int, Any], dict[str, Any]]:
-        """Return the constants and panels on a device; the first call creates them for calls on any stream."""
+        """Return the constants and panels on a device; the first call creates them for all streams."""
         if device not in self._resident:
             copied = {n: self._cupy.asarray(a) for n, a in self._constants.items()}
             own = (a for a in self.artifact.arguments if a.role == "panel")
@@ -134,7 +134,7 @@ class CudaKernel:
 
     @contextlib.contextmanager
     def _on(self, stream: Any, torch_device: Any) -> Iterator[tuple[Any, int]]:
-        """Make the caller's device and stream current in CuPy, so that DLPack orders work after theirs."""
+        """Make the caller's device and stream current in CuPy, so that DLPack orders work after the caller's work."""
         cuda = self._cupy.cuda
         device = torch_device.index if torch_device is not None else cuda.runtime.getDevice()
         if stream is None and torch_device is not None:
@@ -190,7 +190,7 @@ class CudaKernel:
 
 
 def device_view(cp: Any, value: Any, where: str) -> Any:
-    """Return a device array as a CuPy array without a copy; bfloat16 and the like as bits."""
+    """Return a device array as a CuPy array without a copy; dtypes such as bfloat16 as bits."""
     if isinstance(value, cp.ndarray):
         return value
     if is_torch(value):
@@ -219,7 +219,7 @@ class _Foreign:
 
 
 def as_cupy(cuda: Any, stream: Any) -> Any:
-    """Return a stream as a CuPy stream; the current one for ``None``."""
+    """Return a stream as a CuPy stream; ``None`` gives the current stream."""
     if stream is None:
         return cuda.get_current_stream()
     if isinstance(stream, cuda.Stream):
@@ -233,7 +233,7 @@ def as_cupy(cuda: Any, stream: Any) -> Any:
 
 
 def _record(arrays: Sequence[Any], stream: Any, pointer: int) -> None:
-    """Record a stream on torch tensors, whose allocator knows only the stream they were created on."""
+    """Record a stream on torch tensors, whose allocator knows only the stream on which they were created."""
     for tensor in arrays:
         if not is_torch(tensor) or not tensor.is_cuda:
             continue

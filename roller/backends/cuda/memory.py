@@ -1,6 +1,7 @@
-"""Device memory of the profiler: guarded buffers, inputs by tiled copies, single elements read back.
+"""Device memory of the profiler: guarded buffers, inputs filled by tiled copies, and single elements read back.
 
-It uses only copies and memsets: CuPy would compile its own kernels on first use, and the machine may have no compiler.
+This module uses only copies and memsets, because CuPy would compile its own kernels on first use and the machine may
+have no compiler.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Buffer:
         self._memory.memset(_GUARD, nbytes + 2 * GUARD_BYTES)
 
     def poison(self) -> None:
-        """Fill with a pattern that is NaN as a float, so that unwritten elements are wrong."""
+        """Fill the buffer with a pattern that is NaN as a float, so that unwritten elements are wrong."""
         (self._memory + GUARD_BYTES).memset(_POISON, self.nbytes)
 
     def overrun(self) -> str | None:
@@ -60,12 +61,12 @@ class Buffer:
         self._cp.cuda.runtime.memcpy(self.ptr + offset, data.ctypes.data, data.nbytes, kind)
 
     def move(self, to: int, source: int, nbytes: int) -> None:
-        """Copy on the device from address ``source`` to offset ``to``."""
+        """Copy data on the device from address ``source`` to offset ``to``."""
         runtime = self._cp.cuda.runtime
         runtime.memcpy(self.ptr + to, source, nbytes, runtime.memcpyDeviceToDevice)
 
     def fill(self, x: PeriodicInput) -> None:
-        """Write an input: one period from the host, the rest by copies on the device."""
+        """Write an input: copy one period from the host, and the rest on the device."""
         self.repeat(x.first())
 
     def repeat(self, first: np.ndarray) -> None:

@@ -1,6 +1,6 @@
-"""Loaded image of a built GPU artifact: its kernels, and one launch of all of them.
+"""Loaded image of a built GPU artifact: its kernels, and a launch of all of them.
 
-It needs no compiler: the driver loads the image, and arguments are raw pointers. CuPy has one interface for CUDA and
+No compiler is needed: the driver loads the image, and arguments are raw pointers. CuPy has one interface for CUDA and
 ROCm; names that differ are looked up here.
 """
 
@@ -29,7 +29,7 @@ _UNIT_SHARED, _RESERVED_SHARED = 81, 111
 
 
 def expect_image(language: str, binary: bytes | None, where: str) -> None:
-    """Raise if CuPy cannot load kernels of this language, or the kernel is not built."""
+    """Raise an error if CuPy cannot load kernels of this language, or the kernel is not built."""
     loads = [t.language for t in LANGUAGES.values() if t.kind.discrete]
     expect_language(language, loads, where, LaunchError, "Load it with the launcher of its own target.")
     if binary is None:
@@ -64,7 +64,7 @@ class Module:
         return function
 
     def reshaped(self, artifact: KernelArtifact) -> Module:
-        """Return the same kernels with grids and numbers of another shape, from an artifact of the same image."""
+        """Return the same kernels with grids and numbers for another shape, from an artifact with the same image."""
         out = copy(self)
         out.artifact = artifact
         out._calls = [(x, f) for x, (_, f) in zip(artifact.launches, self._calls, strict=True)]
@@ -72,16 +72,16 @@ class Module:
         return out
 
     def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
-        """Start all kernels in order on a stream; return at once."""
+        """Start all kernels in order on a stream; return immediately."""
         _start(self._calls, {**pointers, **self._numbers}, stream)
 
     def prepare(self, pointers: Mapping[str, int], stream: Any) -> None:
-        """Start the kernel that fills panels of constants, if there is one; return at once."""
+        """Start the kernel that fills panels of constants, if there is one; return immediately."""
         _start(self._first, {**pointers, **self._numbers}, stream)
 
 
 def allow_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:
-    """Request the scratchpad of a kernel from the driver: of one block, and of all resident blocks of a unit."""
+    """Request a kernel's scratchpad from the driver: for one block, and for all resident blocks of a unit."""
     # HIP needs no request for dynamic scratchpad and has no carveout.
     if is_hip(cp):
         return
@@ -94,7 +94,7 @@ def allow_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int
 
 
 def _carveout(cp: Any, used: int, blocks: int) -> int:
-    """Return the percentage of the scratchpad that the resident blocks need; 0 if unknown."""
+    """Return the share of the scratchpad that the resident blocks need, in percent; 0 if unknown."""
     # By default the driver may size the scratchpad for fewer blocks than the estimate assumes.
     if blocks < 1 or not used:
         return 0
@@ -103,7 +103,7 @@ def _carveout(cp: Any, used: int, blocks: int) -> int:
 
 
 def _is_static(launch: Launch) -> bool:
-    """Return whether a kernel's own text declares scratchpad; the compiler reports all kernels together."""
+    """Return whether a kernel's own source declares scratchpad, because the compiler reports all kernels together."""
     _, _, text = launch.source.partition(f" {launch.entry}(")
     return "__shared__" in text.partition('extern "C"')[0].replace("extern __shared__", "")
 

@@ -1,4 +1,4 @@
-"""CuPy for NVIDIA GPUs or ROCm: find it, select a device, query its properties, time work."""
+"""CuPy for NVIDIA GPUs or ROCm: find it, select a device, query its properties, and time work."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def allocate(cp: Any, nbytes: int) -> Any:
 
 
 def captured(cp: Any, stream: Any, work: Callable[[], None]) -> Any:
-    """Capture the work that ``work`` puts into a stream as a graph, without running it."""
+    """Capture, as a graph, the work that ``work`` puts into a stream, without running it."""
     if is_hip(cp):
         raise LaunchError("GPU: CuPy captures no graphs on HIP. Steps are launched one by one.")
     stream.begin_capture()
@@ -104,7 +104,7 @@ def queued(cp: Any, stream: Any, work: Callable[[], None]) -> Callable[[], None]
 
 
 def timed(cp: Any, stream: Any, work: Callable[[], None]) -> float:
-    """Time the work that ``work`` puts into a stream by events, in seconds; waits for it."""
+    """Return the seconds of the work that ``work`` puts into a stream, timed with events; wait for it."""
     start, end = cp.cuda.Event(), cp.cuda.Event()
     start.record(stream)
     work()

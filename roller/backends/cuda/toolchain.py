@@ -18,7 +18,7 @@ from roller.targets import expect_language
 
 
 def available() -> str | None:
-    """Return ``None`` if kernels can be built here, else the reason."""
+    """Return ``None`` if kernels can be built here, otherwise the reason."""
     try:
         _compilers()
     except BuildError as err:
@@ -27,7 +27,7 @@ def available() -> str | None:
 
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
-    """Compile all kernels of an artifact to one cubin; the log is that of ``ptxas -v``."""
+    """Compile all kernels of an artifact to one cubin; the log comes from ``ptxas -v``."""
     # build gets registers and spill_bytes (per thread, largest of all kernels), and static_shared_bytes (per block).
     expect_language(artifact.language, ["cuda"], "CUDA build", BuildError, "Build it with its own toolchain.")
     start = time.perf_counter()
@@ -54,7 +54,7 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
 
 
 def _bounded(artifact: KernelArtifact, kernel: str, blocks: int) -> KernelArtifact:
-    """Set the launch bounds of one kernel, so that ptxas fits registers to the resident blocks."""
+    """Set the launch bounds of one kernel, so that ptxas fits its registers to the number of resident blocks."""
     entry = re.escape(kernel)
     pattern = rf"__launch_bounds__\((\d+)(?:, \d+)?\)(?= {entry}\()"
     source = re.sub(pattern, rf"__launch_bounds__(\1, {blocks})", artifact.launches[0].source)
@@ -64,7 +64,7 @@ def _bounded(artifact: KernelArtifact, kernel: str, blocks: int) -> KernelArtifa
 
 
 def kernel_resources(log: str) -> dict[str, dict[str, int]]:
-    r"""Return registers, spills (bytes per thread) and static scratchpad (bytes per block) per kernel.
+    r"""Return registers, spills (bytes per thread) and static scratchpad (bytes per block) for each kernel.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
 
 
 def _compiled(source: str, arch: str, options: Sequence[str], get: tuple[str, str]) -> tuple[bytes, str]:
-    """Compile CUDA C; return the image fetched by two NVRTC functions (size, content), and the log."""
+    """Compile CUDA C; return the image, fetched by two NVRTC functions (size and contents), and the log."""
     chosen = _compiler_for(arch)
     lib, includes = chosen.lib, [f"-I{folder}" for folder in chosen.includes]
     flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]
@@ -173,12 +173,12 @@ class _Compiler:
     architectures: tuple[str, ...]
 
     def knows(self, arch: str) -> bool:
-        """Return whether it builds for an architecture, real or virtual; ``sm_90a`` is a variant of ``sm_90``."""
+        """Return whether NVRTC builds for an architecture, real or virtual; ``sm_90a`` is a variant of ``sm_90``."""
         return arch.replace("compute_", "sm_").rstrip("af") in self.architectures
 
 
 def _compiler_for(arch: str) -> _Compiler:
-    """Return the newest NVRTC that builds for an architecture, or the newest, whose build then fails with a reason."""
+    """Return the newest NVRTC that builds for an architecture, or the newest one, whose build then explains why not."""
     # Releases drop old architectures and add new ones. NVRTC releases whose images the driver can load come first.
     driver = _driver_major()
     found = sorted(_compilers(), key=lambda c: driver is not None and c.major > driver)
@@ -187,7 +187,7 @@ def _compiler_for(arch: str) -> _Compiler:
 
 @functools.cache
 def _driver_major() -> int | None:
-    """Return the CUDA release of this machine's driver, or ``None``; no device is opened."""
+    """Return the CUDA release of this machine's driver, or ``None``, without opening a device."""
     version = ctypes.c_int()
     try:
         status = _loaded(Path("libcuda.so.1")).cuDriverGetVersion(ctypes.byref(version))
@@ -198,7 +198,7 @@ def _driver_major() -> int | None:
 
 @functools.cache
 def _compilers() -> tuple[_Compiler, ...]:
-    """Load every NVRTC of this machine, newest first; skip those that do not load."""
+    """Load every NVRTC on this machine, newest first; skip those that do not load."""
     loaded: list[_Compiler] = []
     failures: list[BuildError] = []
     for place in installed.every():

@@ -1,6 +1,6 @@
-"""Simulated device: results by the reference, times from the estimate with seeded noise.
+"""Simulated device: results come from the reference, and times from the estimate with seeded noise.
 
-The profiler runs it in a process like a GPU, so that isolation, checks, ranking, bundles and cache are tested
+The profiler runs it in a process like a GPU, so that isolation, checks, ranking, bundles and the cache are tested
 everywhere. Planted faults hang, crash, compute wrong numbers or write out of bounds.
 """
 
@@ -33,7 +33,7 @@ _RUN_S, _START_S = 0.4e-3, 4e-6
 
 
 class NullDevice:
-    """Device side of profiling without a device; the options are those of :class:`DeviceHandle`."""
+    """Device side of profiling without a device; see :class:`DeviceHandle` for the options."""
 
     def __init__(self, index: int, options: Mapping[str, str]) -> None:
         del index
@@ -77,7 +77,7 @@ class NullDevice:
         return list(self._expected)
 
     def time(self, candidate_id: str, budget_s: float, drop_s: float | None) -> dict[str, Any]:
-        """Return the estimate with noise that depends on the candidate and the device's seed only."""
+        """Return the estimate with noise that depends only on the candidate and the device's seed."""
         del budget_s
         digest = hashlib.sha256(f"{self._seed}/{candidate_id}".encode()).digest()
         noise = np.random.default_rng(list(digest)).standard_normal(_SAMPLES)
@@ -94,7 +94,7 @@ class NullDevice:
         self._probed = -1
 
     def probe_run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Return the expected results and noisy expected times, unless a fault is planted at this case."""
+        """Return the expected results and noisy expected times, unless a fault is planted for this case."""
         del check_steps
         self._probed += 1
         time.sleep(self._delay_s)
@@ -118,7 +118,7 @@ class NullDevice:
 
 
 class NullKernel:
-    """Kernel of a null device, which evaluates the expression of an artifact of any language on NumPy arrays.
+    """Kernel of a null device, which evaluates an artifact's expression on NumPy arrays, whatever its language.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Simulated GPU for whole models: kernels evaluate their expressions and take their predicted time."""
+"""Simulated GPU for whole models: kernels evaluate their expressions and take their predicted times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller.emulator.device import EmulatedDevice, Event, Stream
 
 
 class NullGpuKernel:
-    """Kernel on the memory of a null device; see ``roller.models.session.gpu_device`` for the interface."""
+    """Kernel that uses a null device's memory; see ``roller.models.session.gpu_device`` for the interface."""
 
     def __init__(self, device: NullGpu, artifact: KernelArtifact) -> None:
         self._device, self._artifact = device, artifact
@@ -60,7 +60,7 @@ class NullGpuKernel:
 
 
 class NullGpu(EmulatedDevice):
-    """``roller.models.session.gpu_device`` without a device: the reference computes, estimates are the times.
+    """``roller.models.session.gpu_device`` without a device: results come from the reference, times from estimates.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class NullGpu(EmulatedDevice):
 
 
 def _array(pointer: int, argument: Argument) -> np.ndarray:
-    """View memory as an array of the argument's shape; bfloat16 as bits."""
+    """View memory as an array of the argument's shape; bfloat16 is viewed as bits."""
     dtype = storage_dtype(argument.dtype)
     raw = (ctypes.c_char * (math.prod(argument.shape) * dtype.itemsize)).from_address(pointer)
     found: np.ndarray = np.ndarray(argument.shape, dtype, memoryview(raw))

@@ -1,1 +1,1 @@
-"""Poplar codelets: source only; building and launching raise with the reason."""
+"""Poplar codelets: source only; building and launching raise an error that gives the reason."""

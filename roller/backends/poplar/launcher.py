@@ -1,4 +1,4 @@
-"""Launcher of codelets, which always raises: roller does not drive the vendor's runtime."""
+"""Launcher for codelets, which always raises an error: roller does not drive the vendor's runtime."""
 
 from __future__ import annotations
 

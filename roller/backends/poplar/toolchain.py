@@ -1,4 +1,4 @@
-"""Toolchain of codelets, which always raises: roller does not drive Poplar's compiler ``popc``."""
+"""Toolchain for codelets, which always raises an error: roller does not drive Poplar's compiler ``popc``."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def available() -> str:
 
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
-    """Raise: there is no compiler."""
+    """Raise an error, because there is no compiler."""
     expect_language(artifact.language, ("poplar",), "Poplar build", BuildError, "Build it with its own target.")
     return _refuse()
 
 
 def compile_source(source: str, arch: str) -> bytes:
-    """Raise: there is no compiler."""
+    """Raise an error, because there is no compiler."""
     del source, arch
     return _refuse()
 
 
 def resources(image: bytes) -> dict[str, int]:
-    """Raise: there is no compiler."""
+    """Raise an error, because there is no compiler."""
     del image
     return _refuse()
 

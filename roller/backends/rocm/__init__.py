@@ -1,1 +1,1 @@
-"""ROCm: build with hipcc, launch with CuPy's ROCm build."""
+"""ROCm: builds with hipcc and launches with CuPy's ROCm build."""

@@ -1,4 +1,4 @@
-"""Device side of profiling on an AMD GPU, through CuPy's ROCm build. Never run on hardware yet."""
+"""Device side of profiling on an AMD GPU, through CuPy's ROCm build. It has never run on hardware."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.errors import BuildError
 
 
 class RocmDevice(CudaDevice):
-    """Opened AMD GPU."""
+    """Open AMD GPU."""
 
     def _runtime(self) -> Any:
         return cupy(rocm=True)

@@ -1,7 +1,7 @@
 """Run built HIP artifacts with CuPy's ROCm build.
 
-Written for CuPy's documented interface and **never run** on hardware. Tests cover everything before the device: code
-objects, argument checks, errors.
+This module is written for CuPy's documented interface and has **never run** on hardware. Tests cover everything up to
+the device: code objects, argument checks, and errors.
 """
 
 from __future__ import annotations

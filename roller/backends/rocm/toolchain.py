@@ -43,7 +43,7 @@ def find() -> str:
 
 
 def available() -> str | None:
-    """Return ``None`` if kernels can be built here, else the reason."""
+    """Return ``None`` if kernels can be built here, otherwise the reason."""
     try:
         find()
     except BuildError as err:
@@ -81,7 +81,7 @@ def kernel_resources(log: str) -> dict[str, dict[str, int]]:
 
 
 def resources(log: str) -> dict[str, int]:
-    r"""Return the largest use of each resource over all kernels, and the fewest resident wavefronts.
+    r"""Return the largest use of each resource over all kernels, and the minimum number of resident wavefronts.
 
     Examples
     --------

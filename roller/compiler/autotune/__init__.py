@@ -1,4 +1,4 @@
-"""Chooses a kernel among the candidates of an expression, by measurement or by prediction alone."""
+"""Chooses a kernel from the candidates of an expression, by measurement or by prediction alone."""
 
 from roller.compiler.autotune.choose import choose, first_lowered, wanted
 from roller.compiler.autotune.selection import Selection

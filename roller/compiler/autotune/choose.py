@@ -1,4 +1,4 @@
-"""Selection strategies: fastest of all candidates or of those worth timing, first correct, first that lowers."""
+"""Selection strategies: fastest candidate, fastest one worth timing, first correct one, or first one that lowers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def wanted(
     candidates: Sequence[Candidate], spec: DeviceSpec, options: ConstructOptions, how: Selection
 ) -> tuple[int, ...]:
-    """Return the positions of the candidates that :func:`choose` tries first, and only, unless they fail."""
+    """Return the positions of the candidates that :func:`choose` tries first, and tries alone unless they fail."""
     if how.deterministic:
         return (0,)
     if options.top_k != "auto":
@@ -34,7 +34,7 @@ def wanted(
 
 
 def choose(shop: TuningContext, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
-    """Return the selected kernel, by measurement or prediction, after local search where requested."""
+    """Return the selected kernel, by measurement or prediction, after a local search if requested."""
     if how.deterministic:
         return first_correct(shop, candidates)
     kernel = (automatic if shop.options.top_k == "auto" else fastest)(shop, candidates)
@@ -70,7 +70,7 @@ def _best(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 
 def automatic(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
-    """Time the candidates the model cannot distinguish from its favourite; none if there is only the favourite."""
+    """Time the candidates that the model cannot distinguish from its favourite; none if only the favourite is left."""
     from roller.construction.worth_timing import worth_timing
 
     # The others are tried only if none of these survives; untried candidates stay ``constructed``.
@@ -90,7 +90,7 @@ def automatic(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledK
 
 
 def first_correct(shop: TuningContext, candidates: Sequence[Candidate], first: int = 0) -> CompiledKernel:
-    """Return the best prediction that builds and is correct, without timing; position ``first`` is tried first."""
+    """Return the best prediction that builds and is correct, without timing; try position ``first`` first."""
     outcome = list(candidates)
     for n in sorted(range(len(candidates)), key=lambda n: (n != first, n)):
         c = candidates[n]
@@ -108,7 +108,7 @@ def first_lowered(
     lower: Callable[[Candidate], KernelArtifact],
     prove: Callable[[Candidate, KernelArtifact], tuple[KernelArtifact, Verdict]] | None = None,
 ) -> CompiledKernel:
-    """Return the best prediction that lowers, for an absent device; failed candidates keep their reasons."""
+    """Return the best prediction that lowers, for an absent device; failed candidates keep the reasons for failure."""
     outcome = list(candidates)
     for n, c in enumerate(candidates):
         try:

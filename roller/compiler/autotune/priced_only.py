@@ -1,4 +1,4 @@
-"""Falls back to kernels without the matrix unit where its instructions are priced but not emitted."""
+"""Falls back to kernels without the matrix unit if its instructions are priced but not emitted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller.perf.unit_notes import takes
 
 
 def compiled_spec(expression: TensorExpr, spec: DeviceSpec) -> DeviceSpec:
-    """Return the device with only emitted instructions, and warn where predictions use others.
+    """Return the device with only emitted instructions, and warn if predictions use others.
 
     >>> import roller
     >>> spec = roller.load_spec("v100")

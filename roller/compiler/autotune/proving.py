@@ -70,7 +70,7 @@ def prove(
     seed: int = 0,
     workers: int | None = None,
 ) -> Verdict:
-    """Prove a kernel on the emulator within a time budget.
+    """Prove a kernel on the emulator within a processor-time budget.
 
     >>> import roller
     >>> kernel = roller.compile(roller.ops.matmul(64, 64, 64), device="v100", top_k=1, cache=False)
@@ -104,7 +104,7 @@ def _proved(artifact: KernelArtifact, seconds: float, lower: Lower | None, seed:
 
 
 def _emulated(artifact: KernelArtifact, seconds: float, seed: int, workers: int | None) -> tuple[Verdict, float]:
-    """Return the verdict of emulating a kernel, and the seconds it ran."""
+    """Return the verdict on an emulated kernel, and the seconds for which it ran."""
     from roller import emulator
 
     try:
@@ -119,7 +119,7 @@ def _emulated(artifact: KernelArtifact, seconds: float, seed: int, workers: int 
 def _scaled(
     artifact: KernelArtifact, lower: Lower, seconds: float, seed: int, workers: int | None
 ) -> tuple[Verdict, float]:
-    """Prove a smaller kernel; an error in one of another structure proves nothing about the original."""
+    """Prove a smaller kernel; an error in a kernel with another structure proves nothing about the original."""
     from roller.compiler.autotune.scaled import scaled
 
     found = scaled(artifact, lower)
@@ -140,7 +140,7 @@ def _together(known: Sequence[str], notes: Sequence[str]) -> Verdict:
 
 
 def _inner(proved: str) -> str:
-    """Return the detail in a text about a proof.
+    """Return the detail from a text about a proof.
 
     >>> _inner("emulated: 8 of 9 blocks"), _inner("not proved (too large)")
     ('8 of 9 blocks', 'too large')
@@ -151,13 +151,13 @@ def _inner(proved: str) -> str:
 
 
 class Share:
-    """Proves kernels one after another within ``seconds`` of processor time for all, including g++."""
+    """Proves kernels one after another within ``seconds`` of processor time in total, including g++."""
 
     def __init__(self, seconds: float, lower: Lower | None = None) -> None:
         self.seconds, self._lower, self._spent_s = seconds, lower, 0.0
 
     def __call__(self, name: str, artifact: KernelArtifact) -> tuple[KernelArtifact, str]:
-        """Return the kernel with the result of its proof, and the error found."""
+        """Return the kernel with the result of its proof, and any error found."""
         del name
         left_s = min(self.seconds - self._spent_s, PROVE_S)
         if left_s < LEAST_S:
@@ -169,7 +169,7 @@ class Share:
 
 
 def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
-    """Whether another proof of this length cannot add information: all of it ran, or it was tried as long."""
+    """Whether another proof of this length cannot add information: it ran to the end, or one as long was tried."""
     if artifact.measured_s is not None:
         return True
     known = proved_of(artifact)
@@ -182,12 +182,12 @@ def noted(artifact: KernelArtifact, verdict: Verdict, seconds: float) -> KernelA
 
 
 def proved_of(artifact: KernelArtifact) -> str:
-    """Return the stored result of a proof; empty if there was none."""
+    """Return the stored result of a proof; empty if there is none."""
     return str(artifact.build.get(PROVED, ""))
 
 
 def seconds_of(prove: bool, prove_s: float | None, device_is_here: bool, device: str) -> float:
-    """Return the time budget of a requested proof, or 0 for none."""
+    """Return the time budget of a requested proof, or 0 if none is requested."""
     prove = flag(prove, "prove", remedy="Give seconds as prove_s.")
     seconds = PROVE_S
     if prove_s is not None:

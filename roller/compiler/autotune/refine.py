@@ -23,7 +23,7 @@ REACH = 3.0
 
 
 def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> CompiledKernel:
-    """Search around a kernel for ``seconds``, and return the fastest program found."""
+    """Search around a kernel for ``seconds`` seconds, and return the fastest program found."""
     # Each batch of neighbours is timed beside the current best. A winner must win again in the other order; at the end
     # the result is timed against the start. Which neighbours are tried depends only on measured times.
     end = monotonic() + seconds
@@ -52,7 +52,7 @@ def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> Compi
 
 
 def untried_neighbours(shop: TuningContext, best: Candidate, known: set[str]) -> list[Candidate]:
-    """Return the untried neighbours that may be faster, best prediction first."""
+    """Return the untried neighbours that may be faster, the best prediction first."""
     from roller.construction.neighbours import neighbours
     from roller.perf.accuracy import kernel_family, ranking_error
 
@@ -74,7 +74,7 @@ def _duel(
     batch: list[Candidate],
     tried: dict[str, Candidate],
 ) -> tuple[Candidate, dict[str, KernelArtifact]]:
-    """Return the fastest of ``best`` and the batch as measured now, with its artifact; record every result."""
+    """Measure ``best`` and the batch now; return the fastest with its artifact, and record every result."""
     records, made = try_all(shop, batch, known=artifacts)
     for c in (best, *batch):
         tried[c.id] = with_record(c, records[c.id])

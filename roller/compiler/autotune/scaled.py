@@ -1,4 +1,4 @@
-"""Proves a kernel too large to emulate by one of the same structure with smaller extents."""
+"""Proves a kernel too large to emulate by proving one with the same structure and smaller extents."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scaled:
 
 
 def scaled(artifact: KernelArtifact, lower: Lower) -> Scaled | None:
-    """Return the smallest kernel of the same structure, or the most similar one; ``None`` if no axis can shrink."""
+    """Return the smallest kernel with the same structure, or the most similar one; ``None`` if no axis can shrink."""
     found: list[Scaled] = []
     own = skeleton(artifact.source)
     for tiles in _TILES:

@@ -11,7 +11,7 @@ from roller.errors import RollerError
 
 @dataclass(frozen=True)
 class Selection:
-    """Selection by time or by prediction."""
+    """Selection by measured time or by prediction."""
 
     deterministic: bool = False  #: Whether to take the best prediction that builds and is correct, without timing
     refine_s: float = 0.0  #: Seconds of local search around the fastest candidate; 0 for none

@@ -47,7 +47,7 @@ def try_all(
     timed: bool = True,
     known: Mapping[str, KernelArtifact] | None = None,
 ) -> tuple[dict[str, Record], dict[str, KernelArtifact]]:
-    """Build and measure candidates; return their records and artifacts by id."""
+    """Build and measure candidates; return their records and artifacts, by id."""
     from roller.runtime.build_pool import build_all, build_here
 
     jobs = {c.id: c for c in candidates}
@@ -78,5 +78,5 @@ def finished(artifact: KernelArtifact, candidate: Candidate, doubt: str = "", ti
 
 
 def with_record(candidate: Candidate, record: Record) -> Candidate:
-    """Return the candidate with the status, time and reason of its record."""
+    """Return the candidate with the status, time and reason from its record."""
     return replace(candidate, status=record.status, measured_s=record.measured_s, reason=record.reason or None)

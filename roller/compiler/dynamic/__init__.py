@@ -1,1 +1,1 @@
-"""Kernels for dynamic sizes: a few kernels cover a range, and no new size needs compilation."""
+"""Kernels for dynamic sizes: a few kernels cover a range, and new sizes need no compilation."""

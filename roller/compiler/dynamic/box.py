@@ -1,4 +1,4 @@
-"""The box of dynamic sizes: names, bounds, derived sizes, and sample points."""
+"""The box of dynamic sizes: their names, bounds, derived sizes, and sample points."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Box:
 
     @property
     def high(self) -> dict[str, int]:
-        """The largest value of every size."""
+        """The largest value of each size."""
         return self.whole({n: high for n, (_, high) in self.ends.items()})
 
     @property
     def low(self) -> dict[str, int]:
-        """The least value of every size."""
+        """The smallest value of each size."""
         return self.whole({n: low for n, (low, _) in self.ends.items()})
 
     @property
@@ -63,7 +63,7 @@ class Box:
 
     @property
     def middle(self) -> dict[str, int]:
-        """The geometric mean of every size's bounds, above 1 where possible."""
+        """The geometric mean of each size's bounds, above 1 where possible."""
         return self.whole({n: max(min(2, b), round(math.sqrt(a * b))) for n, (a, b) in self.ends.items()})
 
     def raised(self, sizes: Sizes) -> dict[str, int]:
@@ -71,7 +71,7 @@ class Box:
         return self.whole({n: max(sizes[n], min(2, high)) for n, (_, high) in self.ends.items()})
 
     def compared(self, places: tuple[int, ...] = _PLACES) -> list[dict[str, int]]:
-        """Return sample sizes to compare kernels at: a grid, and sizes that grow together."""
+        """Return sample sizes at which to compare kernels: a grid, and sizes that grow together."""
         # ``places``: samples for one size, per size of two, and per size of more.
         each = places[min(len(self.ends), len(places)) - 1]
         axes = [dict.fromkeys(int(x) for x in np.geomspace(*e, each).round()) for e in self.ends.values()]
@@ -83,7 +83,7 @@ class Box:
         return [self.whole(p) for p in found]
 
     def points(self, seed: int, low: Sizes | None = None, high: Sizes | None = None) -> Iterator[dict[str, int]]:
-        """Yield random sizes, log-uniform, none below 2 unless the box ends there."""
+        """Yield random log-uniform sizes, none below 2 unless the box ends there."""
         draw = random.Random(seed)
         ends = {
             n: (max(2, a, (low or {}).get(n, a)), max(2, min(b, (high or {}).get(n, b))))

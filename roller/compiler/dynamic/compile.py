@@ -1,4 +1,4 @@
-"""Compiles a range of extents to few kernels: prices them everywhere, builds once, times at some extents."""
+"""Compiles a range of extents to few kernels: prices them at all extents, builds each once, and times some extents."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compile_varying(
     expr: TensorExpr, spec: DeviceSpec, shapes: Mapping[str, Any], options: ConstructOptions, seed: int, how: Selection,
     here: bool, beside: Mapping[str, bool], handle: DeviceHandle | None = None,
 ) -> VaryingKernel | SymbolicRange:  # fmt: skip
-    """Compile an expression for all extents of some axes, on this machine's CPU or a GPU."""
+    """Compile an expression for all extents of some axes, on this machine's CPU or on a GPU."""
     _check_device(spec, here, handle)
     nothing_beside({**beside, "refine_s": bool(how.refine_s)})
     constants = tuple(options.constants_of(expr))
@@ -72,7 +72,7 @@ def compile_varying(
     need_compiler("compiling for this processor")
     spec, options = target_units(spec, options), replace(options, units=None)
     # One axis along the first dimension can have kernels whose code takes its extent as a variable (families); all else
-    # takes code of some sizes that is generalised (symbolic_operator).
+    # takes code of some sizes that is generalized (symbolic_operator).
     varies = open_range(expr, shapes, constants)
     if varies is not None and families_suit(varies, spec, options):
         found, best = families(varies, spec, options)
@@ -185,7 +185,7 @@ class _Times:
         return float(self.predicted[extent][n]) * math.exp(off) * (1.0 if mine or not several else UNMEASURED)
 
     def near(self, usable: Sequence[int], extent: int) -> list[int]:
-        """Return the kernels worth timing at a priced extent: fewer where nearby extents compared them."""
+        """Return the kernels worth timing at a priced extent: fewer if they were compared at nearby extents."""
         seconds = {n: self.at(n, extent) for n in usable}
         soonest = min(seconds.values())
         known = {n for n in usable if any(extent <= _BESIDE * x for x in self.measured.get(n, ()))}
@@ -201,7 +201,7 @@ class _Times:
 def _judged(
     variants: Sequence[Variant], varies: Range, places: Sequence[int], times: _Times, seed: int, timed: bool
 ) -> tuple[str, dict[int, str]]:
-    """Check kernels, time the competitive ones, and return the disturbance and the reasons of wrong kernels."""
+    """Check kernels, time the competitive ones, and return the disturbance and the reasons why kernels are wrong."""
     from roller.runtime.cpu_profile import Bench
 
     wrong: dict[int, str] = {}

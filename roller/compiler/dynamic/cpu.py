@@ -31,7 +31,7 @@ def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, spec: De
 
 
 def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
-    """Return predicted seconds at the given sizes, with the divisions of dynamic code; infinite if unsupported."""
+    """Return predicted seconds at the given sizes, including the divisions in dynamic code; infinite if unsupported."""
     out = prices.predicted(programs, sizes, spec)
     per_s = spec.compute.ops_per_cycle_per_unit["special"] / spec.teu.lanes * spec.clock_hz * spec.units
     for n in np.flatnonzero(np.isfinite(out)).tolist():
@@ -42,7 +42,7 @@ def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpe
 
 
 def _found_by_division(program: RProgram, names: frozenset[str], spec: DeviceSpec) -> float:
-    """Return the elements per call that are gathered into panels through an index divided by a size."""
+    """Return the number of elements per call that are gathered into panels through an index divided by a size."""
     batch = perf.batch_of([program])
     if not batch.traits.reuses:
         return 0.0

@@ -1,4 +1,4 @@
-"""Dynamic axes of an operator, and the sizes that the arrays of a call give."""
+"""Dynamic axes of an operator, and the sizes given by a call's arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.errors import ExprError, LaunchError, RollerError, did_you_mean, sho
 from roller.expr import TensorExpr
 from roller.expr.stretching import Stretch, at_extents, stretch_of
 
-#: Sample extents for generalising an expression: coprime, so that no two products coincide.
+#: Sample extents for generalizing an expression: coprime, so that no two products coincide.
 _LOOKED_AT = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)
 
 
@@ -31,7 +31,7 @@ class Extents:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Input and dimension that determine each axis, over as few inputs as possible."""
+        """Input and dimension that determine the extent of each axis, over as few inputs as possible."""
         held = {m.axis: [p for p in m.inputs if not any(p in o.inputs for o in self.moves if o is not m)]
                 for m in self.moves}  # fmt: skip
         count = [sum(any(p[0] == n for p in found) for found in held.values()) for n in range(len(self.expr.inputs))]
@@ -59,7 +59,7 @@ class Extents:
 
     @property
     def looked_at(self) -> list[dict[str, int]]:
-        """Sizes at which the expression is generalised; some may lie outside the box."""
+        """Sizes at which the expression is generalized; some may lie outside the box."""
         # Strides through the list, and the sum, keep axes from growing alike, which would hide the axis of a number.
         count = len(_LOOKED_AT)
         return [
@@ -106,7 +106,7 @@ def extents_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int
 
 
 def _check(expr: TensorExpr, moves: Mapping[str, Stretch], constants: tuple[int, ...]) -> None:
-    """Refuse axes that move a constant, or the same dimension as another axis."""
+    """Refuse axes that change the shape of a constant, or the same dimension as another axis."""
     for name, move in moves.items():
         held = [expr.inputs[p].name for p, _ in move.inputs if p in constants]
         if held:

@@ -1,4 +1,4 @@
-"""Program families for any extent of a size: the tiles stay, their number follows.
+"""Program families for any extent of a size: the tiles stay fixed, and their number varies.
 
 A family's kernel needs at least one register tile of rows; the last tile of a call is shifted back to end with the
 axis, so that no row is out of bounds.
@@ -52,7 +52,7 @@ class Family:
 
     @property
     def rows(self) -> int:
-        """Elements of a register tile along the open axis: the least supported extent."""
+        """Elements of a register tile along the open axis: the smallest supported extent."""
         return self.program.tiles[0][1][self.axis]
 
     def at(self, extent: int) -> RProgram:
@@ -88,7 +88,7 @@ class Family:
 
 
 def samples(low: int, high: int, first: int = _FIRST, further: int = _FURTHER) -> tuple[int, ...]:
-    """Return extents from least to largest: the first ones singly, then a geometric series.
+    """Return extents from smallest to largest: the first ones one by one, then a geometric series.
 
     >>> samples(1, 4096, 4, 5)
     (1, 2, 3, 4, 16, 64, 256, 1024, 4096)
@@ -99,7 +99,7 @@ def samples(low: int, high: int, first: int = _FIRST, further: int = _FURTHER) -
 
 
 def families_suit(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> bool:
-    """Whether the best program at most of a few extents comes from a template with open extents."""
+    """Whether the best program at most of a few extents comes from a template that supports open extents."""
     programs = [
         construct_candidates(varies.at(x), spec, replace(options, top_k=1))[0].program
         for x in samples(varies.low, varies.high, 1, _ASKED - 1)
@@ -148,7 +148,7 @@ def _programs(
 
 
 def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
-    """Return a program as a family, or ``None`` where its template or form needs the extent."""
+    """Return a program as a family, or ``None`` if its template or form needs the extent."""
     if not writer_of(program.kind, program).extents_of_calls or program.split_k > 1:
         return None
     named = {a for _, a in varies.size.axes}
@@ -163,7 +163,7 @@ def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
 def fewest(
     costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH, given: Sequence[int] = ()
 ) -> list[int]:
-    """Return the rows of ``costs`` that together come nearest to the best everywhere, chosen greedily."""
+    """Return the rows of ``costs`` that together come closest to the best at all extents, chosen greedily."""
     chosen: list[int] = []
     wanted = list(given)
     now, reached = np.full(costs.shape[1], np.inf), (costs.shape[1] + 1, 0.0)
@@ -189,7 +189,7 @@ def shortlist(
     costs: np.ndarray, least: np.ndarray, most: int, built: int, kinds: Sequence[object] | None = None,
     given: Sequence[int] = (),
 ) -> list[int]:  # fmt: skip
-    """Return the rows worth building: ``most`` that cover all extents best, then the best others."""
+    """Return the rows worth building: the ``most`` rows that cover all extents best, then the best others."""
     first = fewest(costs, least, most, given=given)
     kinds = kinds or [None] * len(costs)
     known = {kinds[n] for n in first}
@@ -201,7 +201,7 @@ def shortlist(
 
 
 def _of_one_row(program: RProgram, like: Family) -> Family | None:
-    """Return a program for extent 1 as a family, or ``None``; its canonical form lacks the open axis."""
+    """Return a program for extent 1 as a family, or ``None``; because its canonical form lacks the open axis."""
     if program.split_k > 1:  # as for every family
         return None
     whole = like.program

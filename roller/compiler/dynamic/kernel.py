@@ -30,13 +30,13 @@ _MOST_READY = 1024
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel, built for the largest extent, for all extents from :attr:`Family.rows` on."""
+    """A kernel built for the largest extent, which supports all extents from :attr:`Family.rows` up."""
 
     family: Family
     artifact: KernelArtifact
 
     def at(self, varies: Range, extent: int) -> KernelArtifact:
-        """Return the artifact with the shapes of an extent and the same library."""
+        """Return the artifact with the shapes at an extent and the same library."""
         program = self.family.at(extent)
         shapes = {t.name: t.shape for t in program.expr.tensors.values()}
 
@@ -54,12 +54,12 @@ class Piece:
     Parameters
     ----------
     low, high
-        First and last extent (elements).
+        First and last extents (elements).
     program
         The kernel's program at ``high``.
     regret
-        Largest predicted time over that of the best program, minus one, over the priced extents of the run; 0 if it has
-        none.
+        Maximum, over the run's priced extents, of the predicted time divided by that of the best program, minus one; 0
+        if the run has no priced extents.
     """
 
     low: int
@@ -78,13 +78,13 @@ class VaryingKernel(CompiledKernel):
     variants
         The kernels.
     table
-        Position of the kernel for every extent from the least on.
+        Position of the kernel for every extent, starting with the smallest.
     regrets
-        Predicted time over that of the best program, minus one, by priced extent.
+        Predicted time divided by that of the best program, minus one, by priced extent.
     spec
         The device.
     doubt
-        Reason why the choice may be wrong, if the timing was disturbed; else empty.
+        Reason why the choice may be wrong, if the timing was disturbed; otherwise empty.
     """
 
     def __init__(
@@ -103,18 +103,18 @@ class VaryingKernel(CompiledKernel):
 
     @property
     def doubt(self) -> str:
-        """Reason why the choice may be wrong: the disturbance of the timing, where predictions decided."""
+        """Reason why the choice may be wrong: the disturbance of the timing if predictions decided."""
         return self._doubt
 
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
-        """Return the kernels with the values of their constant inputs."""
+        """Return the kernels bound to the values of their constant inputs."""
         if not constants:
             return self
         variants = [Variant(v.family, replace(v.artifact, constants=constants)) for v in self.variants]
         return VaryingKernel(self.varies, variants, self._table, self._regrets, self.spec, self._doubt)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Refuse; save the kernel of one extent with ``at(i=7).save(path)``.
+        """Refuse; save the kernel for one extent with ``at(i=7).save(path)``.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class VaryingKernel(CompiledKernel):
         *arrays
             One array per non-constant input, in call order, all with the same extent of the dynamic size.
         out, **options
-            As for :class:`~roller.compiler.compiled_kernel.CompiledKernel`.
+            See :class:`~roller.compiler.compiled_kernel.CompiledKernel`.
 
         Raises
         ------
@@ -151,7 +151,7 @@ class VaryingKernel(CompiledKernel):
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Least and largest extent of the dynamic axis, by name."""
+        """Smallest and largest extents of the dynamic axis, by name."""
         return {self.varies.size.name: (self.varies.low, self.varies.high)}
 
     @property
@@ -160,12 +160,12 @@ class VaryingKernel(CompiledKernel):
         return self.variants
 
     def at(self, *extents: int, **sizes: int) -> CompiledKernel:
-        """Return the kernel of one extent, given by position or by the name of its axis; nothing is compiled.
+        """Return the kernel for one extent, given by position or by the name of its axis, without compiling anything.
 
         Raises
         ------
         LaunchError
-            If the extent is missing, repeated, misnamed, not an integer or outside the range.
+            If the extent is missing, repeated, misnamed, not an integer, or outside the range.
         """
         (size,) = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes).values()
         return CompiledKernel(self._artifact(size), launcher=lambda _: self._prepared(size))
@@ -189,7 +189,7 @@ class VaryingKernel(CompiledKernel):
         return self._prepared(self.varies.high)
 
     def _extent(self, arrays: Sequence[Any]) -> int:
-        """Return the extent of a call's arrays; the least if they are malformed, so that the kernel refuses them."""
+        """Return the extent of a call's arrays; the smallest if they are malformed, so that the kernel refuses them."""
         if len(arrays) <= self._input:
             return self.varies.low
         array = arrays[self._input]

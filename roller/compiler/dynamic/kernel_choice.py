@@ -1,4 +1,4 @@
-"""Times of a range's kernels, and the choice of the first proven kernel for a call."""
+"""Times of the kernels for a range, and the choice of the fastest kernel proven for a call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _APART = 0.05
 
 
 class RangeKernel(Protocol):
-    """Protocol of a kernel for a range of sizes, for every kind of device."""
+    """Protocol of a kernel for a range of sizes, for all kinds of devices."""
 
     @property
     def program(self) -> SymbolicProgram: ...  # noqa: D102
@@ -59,7 +59,7 @@ class PricedKernel:
         )
 
     def off(self, sizes: Sizes) -> float:
-        """Return measured over predicted time at the given sizes, by the nearest measurements."""
+        """Return measured over predicted time at the given sizes, according to the nearest measurements."""
         if not self.measured:
             return self.usual * UNMEASURED
         names = list(self.places[0])
@@ -69,7 +69,7 @@ class PricedKernel:
 
 
 def near_most(distances: Sequence[float] | np.ndarray, values: Sequence[float]) -> float:
-    """Return the mean of values weighted towards small distances (of logarithms of sizes)."""
+    """Return the mean of values, weighted towards small distances (between logarithms of sizes)."""
     return float(np.average(values, weights=1.0 / (np.asarray(distances) + _APART) ** 2))
 
 
@@ -80,7 +80,7 @@ def usual_of(predicted: Mapping[int, np.ndarray], measured: Mapping[int, Mapping
 
 
 def fastest_first(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
-    """Return the positions of the kernels that support the sizes, the likely fastest first."""
+    """Return the positions of the kernels that support the sizes, the likely fastest kernel first."""
     usable = [n for n, j in enumerate(judged) if j.kernel.takes(sizes)]
     programs = [judged[n].kernel.program for n in usable]
     found = zip(usable, spec.traits.module_for("compiler.dynamic").predicted(programs, sizes, spec), strict=True)

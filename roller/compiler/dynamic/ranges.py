@@ -22,12 +22,12 @@ class Range:
 
     expr: TensorExpr  #: The expression at an arbitrary extent
     size: Size
-    #: Least and largest extent (elements).
+    #: Smallest and largest extents (elements).
     low: int
     high: int
 
     def at(self, extent: int) -> TensorExpr:
-        """Return the expression at an extent."""
+        """Return the expression for an extent."""
         return of_extent(self.expr, self.size, extent)
 
     @property
@@ -38,7 +38,7 @@ class Range:
 
 
 def open_range(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Range | None:
-    """Return the range that ``shapes`` gives if it is one size along the first dimension, else ``None``."""
+    """Return the range that ``shapes`` gives if it is one size along the first dimension, otherwise ``None``."""
     if not isinstance(shapes, Mapping) or len(shapes) != 1:
         return None
     ((name, given),) = shapes.items()
@@ -66,7 +66,7 @@ def nothing_beside(asked: Mapping[str, bool]) -> None:
 
 
 def ends_of(name: str, given: Any) -> tuple[int, int]:
-    """Return the least and the largest extent of a ``range`` or a pair."""
+    """Return the smallest and the largest extents of a ``range`` or a pair."""
     pair: tuple[Any, ...]
     if isinstance(given, range):
         pair = (given[0], given[-1]) if given and given.step == 1 else ()  # len() overflows

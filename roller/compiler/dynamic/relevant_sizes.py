@@ -1,4 +1,4 @@
-"""The sizes an expression depends on: fewer than the model's, where it contains only their product."""
+"""The sizes that an expression depends on: fewer than the model's if it contains only their product."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.templates.common.options import ConstructOptions
 
 @dataclass(frozen=True)
 class RelevantSizes:
-    """An expression in terms of the sizes it depends on."""
+    """An expression in terms of the sizes that it depends on."""
 
     #: The user's expression, or its first canonical form if it contains products of the model's sizes.
     expression: SymbolicExpr
@@ -23,12 +23,12 @@ class RelevantSizes:
     formulas: Mapping[str, Formula]  #: Every underived size of :attr:`box` as a formula of the model's sizes
 
     def at(self, sizes: Sizes) -> dict[str, int]:
-        """Return the expression's sizes at the model's sizes."""
+        """Return the expression's sizes for given sizes of the model."""
         return self.box.whole({n: f.at(sizes) for n, f in self.formulas.items()})
 
 
 def relevant_sizes(expr: SymbolicExpr, points: Sequence[Sizes], box: Box, options: ConstructOptions) -> RelevantSizes:
-    """Return an expression in terms of the sizes it depends on."""
+    """Return an expression in terms of the sizes that it depends on."""
     forms = tuple(symbolic_forms(expr, points, options))
     used = {n for e in (expr, *forms) for f in e.general.formulas for n in f.sizes}
     products = [f.product for form in forms for f in form.general.formulas]
@@ -66,7 +66,7 @@ def _product(names: tuple[str, ...]) -> Formula:
 
 
 def _groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple[str, ...]]:
-    """Return the sizes in products, grouped where they always occur together."""
+    """Return the sizes that occur in products, grouped if they always occur together."""
     names = sorted({n for p in products for n in p})
     found: dict[tuple[int, ...], list[str]] = {}
     for name in names:
@@ -81,7 +81,7 @@ def _groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple[str, ..
 
 
 def _chain(name: str, box: Box) -> list[str]:
-    """Return the root size of a length, the lengths between, and the length."""
+    """Return the root size of a length, the intermediate lengths, and the length itself."""
     chain = [name]
     while chain[0] in box.derived:
         (before,) = box.derived[chain[0]].sizes

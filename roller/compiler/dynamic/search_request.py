@@ -13,7 +13,7 @@ from roller.templates.common.options import ConstructOptions
 
 
 def search_request(varies: Extents, options: ConstructOptions) -> SearchRequest:
-    """Return the search request for an expression and all extents of its dynamic axes."""
+    """Return the search request for an expression over all extents of its dynamic axes."""
     points = tuple(p for p in varies.looked_at if _exists(varies, p))
     expr = SymbolicExpr.of([varies.at(p) for p in points], points)
     forms = tuple(symbolic_forms(expr, points, options))

@@ -1,4 +1,4 @@
-"""Builds the one kernel of a symbolic program: generates code at some sizes, generalises and compiles it."""
+"""Builds the single kernel of a symbolic program: generates code at some sizes, generalizes it and compiles it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.errors import BuildError, RollerError
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 
-#: Number of codes of one kind to generate before generalising, and maximum sizes to try.
+#: Number of codes of one kind to generate before generalizing, and maximum sizes to try.
 _WRITTEN, _TRIED = 6, 40
 #: Minimum number of codes of one kind, and of values of each size among them.
 _FEWEST, _VALUES = 5, 4
@@ -30,12 +30,12 @@ _POOL, _ROUNDS = 60, 8
 def build(
     program: SymbolicProgram, expression: SymbolicExpr, box: Box, spec: DeviceSpec, asked: Sequence[Sizes] = ()
 ) -> SymbolicKernel:
-    """Generate code for several sizes, generalise and compile it, and prove it at the ``asked`` sizes."""
+    """Generate code for several sizes, generalize and compile it, and prove it at the ``asked`` sizes."""
     most = _one_kind(program, box, spec)
     dividends = [e for e in program.extents if isinstance(e, Formula)]
     fitter = _told_apart(program, box, spec, most, dividends)
     artifact = _compiled(program, expression, spec, most, fitter)
-    # No formula is missing here: generalising the code would have failed.
+    # No formula is missing here: generalizing the code would have failed.
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)
     kernel = SymbolicKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
     return replace(kernel, proven=proven(kernel, asked, spec.units))
@@ -105,7 +105,7 @@ def _compiled(
 
 
 def _points(program: SymbolicProgram, box: Box) -> Iterator[Sizes]:
-    """Yield sizes for code generation: the program's own, then others near and far."""
+    """Yield sizes for code generation: the program's own sizes, then others near and far."""
     found = 0
     seen = set()
     half = {n: max(2, program.sizes[n] // 2) for n in box.ends}
@@ -159,7 +159,7 @@ def _least(group: Sequence[Any], box: Box) -> dict[str, int]:
 
 
 def _spread(group: Sequence[Any], program: SymbolicProgram, box: Box) -> bool:
-    """Whether code was generated for enough values of every size."""
+    """Whether code was generated for enough values of each size."""
     for n, (low, high) in box.ends.items():
         few = range(max(2, low), min(high, max(2, low) + 64) + 1)
         taken = sum(program.takes(box.whole({**box.high, n: x})) for x in few)
@@ -180,7 +180,7 @@ def _panels(arguments: Sequence[Argument]) -> list[Argument]:
 
 
 def _divisors(program: RProgram) -> set[int]:
-    """Return the possible divisors of a program's extents: tiles, their ratios, lanes."""
+    """Return the possible divisors of a program's extents: tiles, their ratios, and lanes."""
     tiles = [t for _, tile in program.tiles for t in tile]
     steps = [
         b // a

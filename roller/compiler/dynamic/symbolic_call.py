@@ -31,16 +31,16 @@ _MOST_READY = 1024
 
 @dataclass(frozen=True)
 class SymbolicPiece:
-    """A kernel and the sample sizes it is chosen for.
+    """A kernel and the sample sizes for which it is chosen.
 
     Parameters
     ----------
     sizes
         Extents by axis.
     program
-        The kernel's program at the largest of them.
+        The kernel's program at the largest of these sizes.
     regret
-        Largest predicted time over that of the best program at the same sizes, minus one.
+        Maximum of the predicted time divided by that of the best program at the same sizes, minus one.
     """
 
     sizes: tuple[Sizes, ...]
@@ -51,7 +51,8 @@ class SymbolicPiece:
 class SymbolicRange(CompiledKernel):
     """Kernels of one expression for all extents of several axes; its properties are those at the largest extents.
 
-    The first call with new sizes proves the kernel there, which takes some tens of milliseconds; nothing is compiled.
+    The first call with new sizes proves the kernel for these sizes, which takes some tens of milliseconds; nothing is
+    compiled.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ class SymbolicRange(CompiledKernel):
     spec
         The device.
     doubt
-        Reason why the choice may be wrong, if the timing was disturbed; else empty.
+        Reason why the choice may be wrong, if the timing was disturbed; otherwise empty.
     reachable
         Whether the device is present.
     """
@@ -91,12 +92,12 @@ class SymbolicRange(CompiledKernel):
 
     @property
     def doubt(self) -> str:
-        """Reason why the choice may be wrong: the disturbance of the timing, where predictions decided."""
+        """Reason why the choice may be wrong: the disturbance of the timing if predictions decided."""
         return self._doubt
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Least and largest extent by axis, in the argument order of :meth:`at`."""
+        """Smallest and largest extents by axis, in the argument order of :meth:`at`."""
         return dict(self.varies.box.ends)
 
     @property
@@ -105,7 +106,7 @@ class SymbolicRange(CompiledKernel):
         return tuple(j.kernel for j in self.judged)
 
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
-        """Return the kernels with the values of their constant inputs."""
+        """Return the kernels bound to the values of their constant inputs."""
         if not constants:
             return self
         judged = [replace(j, kernel=_holding(j.kernel, constants)) for j in self.judged]
@@ -114,7 +115,7 @@ class SymbolicRange(CompiledKernel):
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Refuse; save the kernel of given sizes with ``at(i=7).save(path)``.
+        """Refuse; save the kernel for given sizes with ``at(i=7).save(path)``.
 
         Raises
         ------
@@ -134,7 +135,7 @@ class SymbolicRange(CompiledKernel):
         *arrays
             One array per non-constant input, in call order.
         out, **options
-            As for :class:`~roller.compiler.compiled_kernel.CompiledKernel`.
+            See :class:`~roller.compiler.compiled_kernel.CompiledKernel`.
 
         Raises
         ------
@@ -155,12 +156,12 @@ class SymbolicRange(CompiledKernel):
         return kernel(*arrays, out=out, **options)
 
     def at(self, *extents: int, **sizes: int) -> CompiledKernel:
-        """Return the kernel at given sizes, by name or in the order of the ranges; nothing is compiled.
+        """Return the kernel for given sizes, by name or in the order of the ranges, without compiling anything.
 
         Raises
         ------
         LaunchError
-            If a size is missing, unknown, repeated, not an integer or outside its range.
+            If a size is missing, unknown, repeated, not an integer, or outside its range.
         """
         wanted = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes)
         outside = next((n for n, (low, high) in self.ranges.items() if not low <= wanted[n] <= high), None)
@@ -174,7 +175,7 @@ class SymbolicRange(CompiledKernel):
 
     @property
     def pieces(self) -> tuple[SymbolicPiece, ...]:
-        """The kernels, the sample sizes each is chosen for, and its predicted regret there."""
+        """The kernels, the sample sizes for which each is chosen, and its predicted regret at these sizes."""
         seconds = np.array([j.everywhere for j in self.judged])
         taken = seconds.argmin(axis=0)
         found = []
@@ -203,7 +204,7 @@ class SymbolicRange(CompiledKernel):
         return self._prepared(self.varies.box.high)
 
     def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
-        """Return the sizes of a call's arrays; the least if malformed, so that the kernel refuses them."""
+        """Return the sizes of a call's arrays; the smallest if they are malformed, so that the kernel refuses them."""
         shapes: dict[int, Sequence[int]] = {}
         for n, position in zip(self._asked, self._positions, strict=True):
             shape = _shape(arrays[n]) if n < len(arrays) else ()

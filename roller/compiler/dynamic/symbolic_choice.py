@@ -1,4 +1,4 @@
-"""The kernels of a model for all sizes: a few per expression, by the sizes it depends on."""
+"""The kernels of a model for all sizes: a few per expression, chosen by the sizes that the expression depends on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SymbolicKernels:
     own: RelevantSizes  #: The expression and the sizes it depends on
     judged: tuple[PricedKernel, ...]  #: The kernels and their times
     spec: DeviceSpec
-    doubt: str = ""  #: Reason why the choice may be wrong, if the timing was disturbed; else empty
+    doubt: str = ""  #: Reason why the choice may be wrong, if the timing was disturbed; otherwise empty
     _chosen: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
     _lock: Lock = field(default_factory=Lock, compare=False, repr=False)
 
@@ -36,7 +36,7 @@ class SymbolicKernels:
         return tuple(j.kernel for j in self.judged)
 
     def best(self, sizes: Sizes) -> int:
-        """Return the position of the fastest kernel proven correct at a model's sizes, cached."""
+        """Return the position of the fastest kernel proven correct at a model's sizes; the result is cached."""
         own = self.own.at(sizes)
         key = tuple(own.values())
         with self._lock:

@@ -26,13 +26,13 @@ FEW_LANES = (1, 4)
 
 @dataclass(frozen=True)
 class SymbolicExpr:
-    """An expression for all sizes, as generalised data."""
+    """An expression for all sizes, as generalized data."""
 
     general: General
     _memo: dict[tuple[int, ...], TensorExpr] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, sizes: Sizes) -> TensorExpr:
-        """Return the expression at the given sizes, cached."""
+        """Return the expression at the given sizes; the result is cached."""
         key = tuple(sizes.values())
         if key not in self._memo:
             self._memo[key] = expr_from_dict(self.general.at(sizes))
@@ -40,12 +40,12 @@ class SymbolicExpr:
 
     @classmethod
     def of(cls, several: Sequence[TensorExpr], points: Sequence[Sizes]) -> SymbolicExpr:
-        """Return the expression for all sizes from those at some sizes."""
+        """Return the expression for all sizes, derived from expressions at some sizes."""
         return cls(general([expr_to_dict(e) for e in several], Fitter(points)))
 
 
 def symbolic_forms(expr: SymbolicExpr, points: Sequence[Sizes], options: ConstructOptions) -> list[SymbolicExpr]:
-    """Return the canonical forms of an expression that generalise over all points."""
+    """Return the canonical forms of an expression, generalized over all points."""
     found = []
     for forms_of in (canonical_forms, joined_forms):
         for forms in zip(*(forms_of(expr.at(p), options) for p in points), strict=False):
@@ -64,7 +64,7 @@ class SymbolicProgram:
 
     @cached_property
     def extents(self) -> tuple[int | Formula, ...]:
-        """Extent of every axis: a number, or a formula of the sizes."""
+        """Extent of each axis: a number, or a formula in the sizes."""
         node: Any = self.form.general.data
         anchor = self.program.expr.stages.index(self.program.expr.anchor)
         steps: tuple[tuple[Any, type], ...] = (("stages", dict), (anchor, list), ("axes", dict))
@@ -78,7 +78,7 @@ class SymbolicProgram:
 
     @cached_property
     def open_axes(self) -> tuple[str, ...]:
-        """Axes with dynamic extents: those of the anchor, then those of other stages."""
+        """Axes with dynamic extents: first the anchor's axes, then those of other stages."""
         anchor = [n for n, e in zip(self.program.axis_names, self.extents, strict=True) if isinstance(e, Formula)]
         node = self.form.general.data
         stages = node["stages"] if isinstance(node, dict) and isinstance(node["stages"], list) else []
@@ -97,7 +97,7 @@ class SymbolicProgram:
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        """Tensors read at an index divided by a dynamic size, which is a multiplication for a static one."""
+        """Tensors read at an index divided by a dynamic size; for a static size, the division is a multiplication."""
         node = self.form.general.data
         return frozenset(_divided(node["stages"])) if isinstance(node, dict) else frozenset()
 
@@ -117,14 +117,14 @@ class SymbolicProgram:
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """Elements per axis handled as one: outputs of a Winograd tile, else 1."""
+        """Elements per axis handled as one: outputs of a Winograd tile, otherwise 1."""
         p = self.program
         found = window_product(p.expr) if p.traits.output_side else None
         sliding = {axis for axis, _, _ in found.slides} if found is not None else set()
         return tuple(p.traits.output_side if n in sliding else 1 for n in p.axis_names)
 
     def at(self, sizes: Sizes) -> RProgram:
-        """Return the program at the given sizes: the same tiles, with whole axes kept whole."""
+        """Return the program at the given sizes: the same tiles, and whole axes stay whole."""
         expr = self.form.at(sizes)
         # Winograd tiles stay unchanged: a task beyond the end of an axis is clipped.
         clipped = self.program.traits.output_side > 0
@@ -145,7 +145,7 @@ class SymbolicProgram:
         )
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether every axis has at least one register tile, since tiles are shifted back at its end."""
+        """Whether every axis has at least one register tile, because tiles are shifted back at the end of an axis."""
         if self.fixed_axes & set(self.open_axes):
             return False
         register = self.program.tiles[0][1]
@@ -217,7 +217,7 @@ def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str,
 
 @dataclass(frozen=True)
 class SymbolicKernel:
-    """A built kernel for all sizes from ``low`` on."""
+    """A built kernel for all sizes starting at ``low``."""
 
     program: SymbolicProgram
     artifact: KernelArtifact  #: Artifact with the shapes of :attr:`SymbolicProgram.sizes`
@@ -228,7 +228,7 @@ class SymbolicKernel:
     proven: frozenset[tuple[int, ...]] = frozenset()
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether it supports the sizes."""
+        """Whether the kernel supports the sizes."""
         return all(sizes[n] >= x for n, x in self.low.items()) and self.program.takes(sizes)
 
     def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:

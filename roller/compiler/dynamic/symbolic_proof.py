@@ -1,7 +1,7 @@
-"""Proves a generalised kernel at the sizes of a call, once per sizes, before it runs there.
+"""Proves a generalized kernel for the sizes of a call, once for each combination of sizes, before it runs.
 
-The program's own code is generated, not compiled, for these sizes: if it equals the kernel with numbers in place of
-formulas, both are one code. Else the kernel runs between guard pages and is compared with the reference.
+The program's own code is generated, but not compiled, for these sizes. If it equals the kernel with numbers in place of
+formulas, the two are the same code. Otherwise, the kernel runs between guard pages and is compared with the reference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, cores: i
 
 
 def proven(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -> frozenset[tuple[int, ...]]:
-    """Return the sizes at which a kernel equals the program's own code; nothing runs."""
+    """Return the sizes at which a kernel equals the program's own code; run nothing."""
     found = set(kernel.proven)
     for sizes in several:
         key = tuple(sizes.values())
@@ -52,7 +52,7 @@ def proven(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -> froz
 
 
 def _is_too_long(kernel: SymbolicKernel, sizes: Sizes) -> bool:
-    """Whether an intermediate value of an index overflows, even where the index itself does not."""
+    """Whether an intermediate value of an index overflows, even if the index itself does not."""
     return any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms)
 
 
@@ -84,7 +84,7 @@ def _fault_of_a_run(artifact: KernelArtifact, expression: TensorExpr, sizes: Siz
 
 
 def trespassers(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str]:
-    """Run kernels of one shape between guard pages; return the reasons of out-of-bounds accesses by number."""
+    """Run kernels of one shape between guard pages; return descriptions of out-of-bounds accesses by number."""
     from roller.backends.cpu.launcher import CpuKernel
     from roller.runtime.guard_pages import trespass, trespassing
 

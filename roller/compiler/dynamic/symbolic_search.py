@@ -1,4 +1,4 @@
-"""Searches a few kernels of an expression for all sizes: constructs, prices, builds, checks and times programs."""
+"""Searches for a few kernels that cover all sizes: constructs, prices, builds, checks and times programs."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ class Search:
         return shortlist(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
 
     def timed_at(self, effort: Effort) -> list[int]:
-        """Return the positions of the places to time kernels at."""
+        """Return the positions of the places at which to time kernels."""
         short = [n for n in range(len(self.places)) if self.best[n] < effort.longest_s]
         names = tuple(self.question.own.box.ends)
         return [short[n] for n in spread([self.places[n] for n in short], names, effort.timed_at)]
 
     def lacks(self, enough: int) -> bool:
-        """Whether too few kernels are built, or some place has none."""
+        """Whether too few kernels are built, or some place has no kernel."""
         least = self.costs[list(self.built)].min(axis=0, initial=np.inf)
         return len(self.built) < enough or bool(np.isinf(least).any())
 
@@ -132,7 +132,7 @@ def search_all(
 
 
 def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, effort: Effort) -> tuple[Any, ...]:
-    """Return programs with form position and sizes, the best seconds per place, and all seconds."""
+    """Return programs with their form's position and sizes, the best seconds per place, and all seconds."""
     own, places = q.own, q.own.box.compared()
     looked_at = [*places, *(p for p in map(own.box.raised, places) if p not in places)]
     if not effort.exact:
@@ -155,7 +155,7 @@ def constructed(
     q: SearchRequest, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
     offered: Callable[[RProgram, SymbolicExpr, Sizes], Sequence[SymbolicProgram]] = _offered,
 ) -> tuple[list[SymbolicProgram], dict[tuple[int, ...], float]]:  # fmt: skip
-    """Construct programs at some sizes; return them for all sizes, and the best predicted seconds by sizes."""
+    """Construct programs at some sizes; return the programs for all sizes, and the best predicted seconds by sizes."""
     families: dict[Any, SymbolicProgram] = {}
     best: dict[tuple[int, ...], float] = {}
     for sizes in looked_at:
@@ -188,7 +188,7 @@ def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, 
 
 
 def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Effort, timed: bool) -> None:
-    """Build programs; kernels to be timed are proven at those sizes in the same process."""
+    """Build programs; prove kernels to be timed at those sizes in the same process."""
     from roller.runtime.build_pool import build_all
 
     _LOG.info("building %s for a range", counted(len(jobs), "kernel"))
@@ -287,7 +287,7 @@ def spread(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int
 
 
 def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[PricedKernel], str]:
-    """Return the kernels that together are nearest to the fastest everywhere, and the reason for doubt."""
+    """Return the kernels that together are closest to the fastest at all places, and the reason for doubt."""
     measured, doubt = _timed(s, effort, seed, spec.units) if timed else ({}, "")
     rows = list(s.built)
     measured = {r: t for r, t in measured.items() if r in s.built}

@@ -1,8 +1,8 @@
-"""Compiles the kernels of a model in waves, in parallel, the largest predicted share first.
+"""Compiles the kernels of a model in waves, in parallel, those with the largest predicted share first.
 
-A wave is built in parallel with the references of its checks. Then its kernels are checked and timed one by one with
-the machine otherwise idle, and each is cached as soon as it is chosen, so that an interrupt loses no finished kernel
-and two processes that compile the same model divide its kernels between them.
+A wave is built in parallel with the references of its checks. Then its kernels are checked and timed one at a time on
+an otherwise idle machine, and each is cached as soon as it is chosen, so that an interrupt loses no finished kernel and
+two processes that compile the same model divide its kernels between them.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Run:
         return budget_s is not None and time.monotonic() - self._start > budget_s
 
     def _look_up(self, jobs: Sequence[Job], how: Selection, origin: str) -> list[Job]:
-        """Take kernels from the cache; return the jobs that it lacks."""
+        """Take kernels from the cache; return the jobs whose kernels it lacks."""
         if not jobs or (self.cache is None and not self._given):
             return list(jobs)
         found, missing, unproved = self._kept(jobs, how), list[Job](), list[Job]()
@@ -151,7 +151,7 @@ class _Run:
         return missing + self._prove_kept([(j, found[j.digest]) for j in unproved], how, origin)
 
     def _kept(self, jobs: Sequence[Job], how: Selection) -> dict[str, KernelArtifact]:
-        """Return kernels that were given or are cached, by job digest."""
+        """Return the kernels that were given or are cached, by job digest."""
         given = {j.digest: self._given[n] for j in jobs for n, _ in j.names if n in self._given}
         others = [j for j in jobs if j.digest not in given]
         if self.cache is None or not others:
@@ -161,7 +161,7 @@ class _Run:
         return given | {j.digest: found[d] for j in others if (d := j.key(how).digest) in found}
 
     def _prove_kept(self, kept: list[tuple[Job, KernelArtifact]], how: Selection, origin: str) -> list[Job]:
-        """Prove kernels that exist, the largest predicted share first; return the jobs of wrong ones."""
+        """Prove existing kernels, those with the largest predicted share first; return the jobs of wrong kernels."""
         if not kept:
             return []
         kept.sort(key=lambda pair: (-pair[0].uses * float(pair[1].estimate["seconds"]), pair[0].digest))
@@ -182,7 +182,7 @@ class _Run:
         return wrong
 
     def _construct(self, jobs: Sequence[Job]) -> list[Job]:
-        """Construct candidates; return the jobs that have any, the largest predicted share first."""
+        """Construct candidates; return the jobs that have candidates, those with the largest predicted share first."""
         self._tell("construct")
         known = self._constructed
         new, failures = construct([j for j in jobs if j.digest not in known], self.target, self.crew)
@@ -193,7 +193,7 @@ class _Run:
         return sorted((j for j in jobs if j.candidates), key=lambda j: (-j.share_s, j.digest))
 
     def _mark_light(self, todo: Sequence[Job]) -> None:
-        """Mark the kernels that are not worth timing, and record them beside the cache."""
+        """Mark the kernels that are not worth timing, and record them next to the cache."""
         chosen = [(j, self.artifacts[j.digest]) for j in self.jobs if j.digest in self.artifacts]
         others_s = sum(j.uses * float(a.estimate["seconds"]) for j, a in chosen if j not in todo)
         mark_negligible(todo, self.target.spec, others_s)
@@ -201,7 +201,7 @@ class _Run:
             note_negligible(self.cache.folder, self.jobs)
 
     def _pass(self, jobs: Sequence[Job], how: Selection) -> None:
-        """Compile kernels in waves; those that another process holds come last."""
+        """Compile kernels in waves; kernels that another process holds come last."""
         bounded = how != QUICK and self.settings.budget_s is not None
         theirs: list[Job] = []
         for part in self._kin.rounds(jobs) if self._learns(how) else (jobs,):
@@ -263,7 +263,7 @@ class _Run:
         self._map({name: task for name, task in tasks.items() if name not in self._made}, how)
 
     def _checked_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
-        """Check in parallel those kernels of this processor that are not timed."""
+        """Check in parallel the untimed kernels for this processor."""
         if not isinstance(self.crew, Forks) or self.target.device or not self.target.judged:
             return
         tasks: dict[str, Judge] = {}
@@ -277,7 +277,7 @@ class _Run:
                 self._made |= self.crew.check(tasks, lambda name: self._tell("build"))
 
     def _built(self, jobs: Sequence[Job], how: Selection) -> list[KernelArtifact]:
-        """Return the artifacts of a wave's first candidates that were built."""
+        """Return the built artifacts of a wave's first candidates."""
         return [made for j in jobs if (made := self._made[j.starts_with(how)[0].id].value) is not None]
 
     def _map(self, tasks: Mapping[str, Task], how: Selection) -> None:
@@ -297,7 +297,7 @@ class _Run:
         return Build(candidate.program, candidate.estimate.to_dict(), job.expression, share, self._binary)
 
     def _finish(self, job: Job, how: Selection) -> None:
-        """Choose the kernel among its built candidates and cache it."""
+        """Choose a kernel from its built candidates and cache it."""
         self._tell("time" if self.target.judged and job.way(how) != QUICK else "build", job.expression.name)
         try:
             kernel = self._chosen(job, how)

@@ -1,6 +1,6 @@
 """Workers of a batch: processes of this machine, an executor, or the workers of a Dask scheduler.
 
-All take tasks by id and return results by id, failures as records.
+All of them take tasks by id and return results by id, with failures as records.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class Workers(Protocol):
     Parameters
     ----------
     workers
-        Tasks that run at a time.
+        Number of tasks that run at a time.
     benches
-        Kernels checked and timed at a time on other machines; 0 where this machine does it and must be otherwise idle.
+        Number of kernels checked and timed at a time on other machines; 0 if this machine checks and times them, which
+        must then be otherwise idle.
     """
 
     workers: int
@@ -81,7 +82,7 @@ class Forks:
         target_of_language(language, "batch").prepare()
 
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
-        """Run all tasks, those that run kernels each in a process of its own."""
+        """Run all tasks; each task that runs kernels gets its own process."""
         return self._carried_out(tasks, on_result, patient, None)
 
     def check(self, tasks: Mapping[str, Judge], on_result: OnResult | None = None) -> Results:
@@ -94,7 +95,7 @@ class Forks:
         return found if right else self.map(tasks, patient=True)
 
     def map_preparing(self, tasks: Mapping[str, Task], language: str) -> Results:
-        """Run tasks that need no code generator, without a timeout, while ``prepare`` runs; ignore its failure."""
+        """Run tasks that need no code generator, without a timeout, during ``prepare``; ignore its failure."""
 
         def prepared() -> None:
             with contextlib.suppress(RollerError, ImportError):
@@ -136,7 +137,7 @@ class Forks:
 
 
 def survivors(task: Judge, result: BuildResult[Any], again: Callable[[Judge], BuildResult[Any]]) -> dict[str, Record]:
-    """Return the records of a judgement; after a crash, check each candidate alone and judge the survivors again."""
+    """Return the records of a judgement; after a crash, check each candidate alone and rejudge the survivors."""
     if result.value is not None:
         return dict(result.value)
     alone: dict[str, BuildResult[Any]] = {}
@@ -163,13 +164,14 @@ class Hired:
     Parameters
     ----------
     executor
-        Builds; its processes need roller and, for CPU kernels, TVM.
+        Executor that builds; its processes need roller and, for CPU kernels, TVM.
     workers
-        Tasks that it runs at a time, as far as known.
+        Number of tasks that it runs at a time, as far as known.
     owned
-        Resources closed at the end, the last one first.
+        Resources closed at the end, in reverse order.
     staffed
-        Whether a worker is left that builds (``False``) or judges (``True``); ``None`` if the executor itself raises.
+        Function that returns whether a worker is left that builds (argument ``False``) or judges (``True``); ``None``
+        if the executor itself raises an error.
     """
 
     executor: concurrent.futures.Executor
@@ -205,7 +207,7 @@ class Hired:
         return {name: results[name] for name in tasks}
 
     def judge(self, task: Judge) -> dict[str, Record]:
-        """Judge on the bench, or on this machine where there is none or its workers are gone."""
+        """Judge on the bench, or on this machine if there is no bench or its workers are gone."""
         bench = self.bench
         if bench is None:
             return self._here.judge(task)
@@ -268,7 +270,7 @@ def _submit(executor: concurrent.futures.Executor, task: Task) -> concurrent.fut
 
 
 def _outcome(name: str, future: concurrent.futures.Future[Any]) -> BuildResult[Any]:
-    """Return the result of a future; a worker that died becomes a record."""
+    """Return the result of a future; the death of its worker becomes a record."""
     try:
         return BuildResult(Record(name, "built"), future.result())
     except concurrent.futures.CancelledError:
@@ -300,7 +302,7 @@ def crew_of(
 
 
 def _dask(scheduler: Any, resource: str) -> Hired:
-    """Return a Dask scheduler's workers: all of them build, those with the resource judge."""
+    """Return a Dask scheduler's workers: all of them build, and those with the resource judge."""
     named = isinstance(scheduler, str) and re.fullmatch(r"(\w+://)?\S+:\d+/?|inproc://\S+", scheduler)
     if not named and type(scheduler).__module__.partition(".")[0] != "distributed":
         raise RollerError(
@@ -344,5 +346,5 @@ def _dask(scheduler: Any, resource: str) -> Hired:
 
 
 def _workers(dask_scheduler: Any) -> list[tuple[int, dict[str, float]]]:
-    """Return threads and resources of every worker; runs in the scheduler."""
+    """Return the threads and resources of every worker; runs in the scheduler."""
     return [(w.nthreads, dict(w.resources)) for w in dask_scheduler.workers.values()]

@@ -26,7 +26,7 @@ Constructed: TypeAlias = "tuple[tuple[Candidate, ...], tuple[int, ...]]"
 QUICK = Selection(deterministic=True)
 #: Bytes of rotating copies of constants over the bytes of the cache that must not hold them.
 _BEYOND = 1.5
-#: Most bytes of rotating copies: three kernels that are timed in turn hold copies at the same time.
+#: Maximum number of bytes of rotating copies: three kernels that are timed in turn hold copies at the same time.
 _MOST_BYTES = 1 << 27
 #: Number of constructions that take longer than loading the code generator, which then loads in parallel.
 _MANY = 8
@@ -58,7 +58,7 @@ class Target:
 
     @property
     def pretended(self) -> bool:
-        """Whether the null device computes with the reference: no kernel is built for it or cached."""
+        """Whether the null device computes with the reference: kernels for it are neither built nor cached."""
         return pretends(self.device)
 
 
@@ -69,17 +69,17 @@ class Settings:
     Parameters
     ----------
     options
-        As for ``roller.compile``, except for ``constants``, which each kernel brings.
+        See ``roller.compile``; each kernel supplies its own ``constants``.
     deterministic
         Whether no kernel is timed.
     budget_s
         Seconds after which kernels keep their best prediction; ``None`` for no limit.
     prove_s
-        Seconds for proving kernels for an absent GPU, all together; 0 for no proofs.
+        Seconds for all proofs of kernels for an absent GPU together; 0 for no proofs.
     remeasure
         Whether cached kernels are chosen and timed again.
     threads
-        Threads of a call; ``None`` for all of the processor's.
+        Threads per call; ``None`` for all threads of the processor.
     """
 
     options: ConstructOptions = field(default_factory=lambda: ConstructOptions(top_k="auto"))
@@ -91,7 +91,7 @@ class Settings:
     threads: int | None = None
 
     def on_threads(self, threads: int) -> Settings:
-        """Return the settings for calls of ``threads`` threads: kernels are constructed for as many units."""
+        """Return the settings for calls on ``threads`` threads: kernels are constructed for that many units."""
         units = threads if self.options.units is None else min(threads, self.options.units)
         return replace(self, options=replace(self.options, units=units), threads=threads)
 
@@ -105,15 +105,15 @@ class Job:
     full
         Cache key of the kernel in isolation, which identifies the job.
     timed
-        Cache key where candidates are timed as in a model, with rotating constants.
+        Cache key if candidates are timed as in a model, with rotating constants.
     rotating_bytes
-        Bytes of rotating copies of constants; 0 where every timed call reads the same constants.
+        Bytes of rotating copies of constants; 0 if every timed call reads the same constants.
     light
         Whether the kernel is not timed because its share of the model is negligible.
     first
         Positions of the candidates worth timing.
     elders
-        Similar timed kernels that restricted ``first``; 0 where it comes from predictions alone.
+        Number of similar timed kernels whose errors restricted ``first``; 0 if it comes from predictions alone.
     """
 
     expression: TensorExpr
@@ -149,7 +149,7 @@ class Job:
         return self.quick if self.way(how) == QUICK else self.timed
 
     def way(self, how: Selection) -> Selection:
-        """Return ``QUICK`` for a negligible kernel, else ``how``."""
+        """Return ``QUICK`` for a negligible kernel, otherwise ``how``."""
         return QUICK if self.light else how
 
     def starts_with(self, how: Selection) -> list[Candidate]:
@@ -164,7 +164,7 @@ def jobs_of(
     uses: Mapping[str, int],
     passing: Mapping[str, int] | None = None,
 ) -> list[Job]:
-    """Return one job per distinct kernel; ``passing`` gives the bytes touched between two runs of each key."""
+    """Return one job per distinct kernel; ``passing`` gives the bytes touched between two runs of each kernel."""
     jobs: dict[str, Job] = {}
     for key, source in sources.items():
         units = source.units or settings.options.units
@@ -184,7 +184,7 @@ def jobs_of(
 
 
 def rotation(spec: DeviceSpec, passing: int) -> int:
-    """Return the bytes of rotating constants: more than the largest cache that ``passing`` bytes overflow, 0 if none.
+    """Return the bytes of rotating constants: more than the largest cache that ``passing`` bytes overflow; 0 if none.
 
     Examples
     --------
@@ -198,7 +198,7 @@ def rotation(spec: DeviceSpec, passing: int) -> int:
 
 
 def construct(jobs: Iterable[Job], target: Target, crew: Workers) -> tuple[dict[str, Constructed], dict[str, str]]:
-    """Construct in parallel; return candidates, and failure reasons of kernels without any, by job digest."""
+    """Construct in parallel; return by job digest the candidates, and why kernels without candidates failed."""
     import roller.construction.worth_timing  # noqa: F401 - imported before forking, so that the children inherit it
     from roller.models.batch.executors import Forks
     from roller.models.batch.tasks import Construct

@@ -1,4 +1,4 @@
-"""Number of kernel launches of a model call on a GPU, and its predicted time."""
+"""Number of kernel launches in a model call on a GPU, and the call's predicted time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.models.graph.steps import Copy, ParallelGroup, Run, Step, runs_of
 
 @dataclass(frozen=True)
 class LaunchForecast:
-    """Kernel launches of a call and its predicted seconds; ``name`` is ``"streams"`` or ``"one by one"``."""
+    """Kernel launches in a call and its predicted seconds; ``name`` is ``"streams"`` or ``"one by one"``."""
 
     name: str
     launches: int
@@ -20,7 +20,7 @@ class LaunchForecast:
 
 
 def launch_forecast(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> LaunchForecast:
-    """Return the forecast of a program from the estimates of its compiled kernels."""
+    """Return the forecast for a program from the estimates of its compiled kernels."""
     name = "streams" if any(isinstance(s, ParallelGroup) for s in steps) else "one by one"
     launches = sum(len(artifacts[run.kernel].launches) for run in runs_of(steps))
     return LaunchForecast(name, launches, _seconds(steps, artifacts, spec))

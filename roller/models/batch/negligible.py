@@ -1,8 +1,8 @@
 """Excludes candidates and kernels whose timing would not change the model measurably.
 
-Timing another candidate has an expected gain, weighted by the kernel's share of the model. The smallest gains, up to
-:data:`LOSS` together, are given up and their candidates are not built. The kernels left with one candidate are noted
-beside the cache, because a compilation from the cache predicts nothing.
+Timing another candidate has an expected gain, weighted by the kernel's share of the model. The smallest gains, up to a
+total of :data:`LOSS`, are given up, and their candidates are not built. The kernels left with one candidate are noted
+next to the cache, because a compilation from the cache predicts nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOSS = 0.01
 
 
 def mark_negligible(jobs: Sequence[Job], spec: DeviceSpec, others_s: float) -> None:
-    """Remove candidates not worth timing from constructed jobs; a job left with one is not timed."""
+    """Remove candidates not worth timing from constructed jobs; a job with only one candidate left is not timed."""
     # Similar kernels are timed for each other: they keep the same families, valued by their common gain.
     groups: dict[Hashable, list[Job]] = defaultdict(list)
     for job in jobs:
@@ -60,13 +60,13 @@ class _Rivals:
 
     @cached_property
     def _least(self) -> tuple[float, int]:
-        """The least gain and the negated position of its family, the last of equal ones, never the first."""
+        """The smallest gain and the negated position of its family: the last of equal families, never the first."""
         all_s = self._expected_s(self._kept)
         without = (self._expected_s([*self._kept[:n], *self._kept[n + 1 :]]) for n in range(1, len(self._kept)))
         return min((max(0.0, s - all_s), -n) for n, s in enumerate(without, 1))
 
     def drop(self) -> bool:
-        """Drop the family of least gain; return whether several are left."""
+        """Drop the family with the smallest gain; return whether several are left."""
         del self._kept[-self._least[1]]
         del self._least
         choice = len(self._kept) > 1

@@ -1,4 +1,4 @@
-"""The result of compiling a batch of kernels."""
+"""Result of compiling a batch of kernels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from roller.runtime.records import Record, grouped_reasons
 
 @dataclass(frozen=True)
 class Batch:
-    """Artifacts, failure reasons and origins by kernel key, and the seconds of the batch.
+    """Artifacts, failure reasons and origins by kernel key, and the compile time of the batch in seconds.
 
     Parameters
     ----------
     origins
-        ``"cached"``, ``"compiled"``, or ``"predicted"`` where the budget ended before other candidates were tried.
+        ``"cached"``, ``"compiled"``, or ``"predicted"`` if the budget ended before other candidates were tried.
     """
 
     artifacts: Mapping[str, KernelArtifact]
@@ -33,7 +33,7 @@ class Batch:
         return one_line("Batch", *counts, f"{len(self.failures)} failed")
 
     def count(self, origin: str) -> int:
-        """Return the number of kernels of an origin."""
+        """Return the number of kernels with an origin."""
         return sum(o == origin for o in self.origins.values())
 
     @property

@@ -1,4 +1,4 @@
-"""Predictions of a model's kernels before compilation: constructed in parallel once, then read from a note.
+"""Predictions for a model's kernels before compilation: constructed once in parallel, and read from a note later.
 
 Co-scheduling uses them; candidates constructed here are kept for the batch.
 """
@@ -27,11 +27,12 @@ class Predictions:
     Parameters
     ----------
     sources
-        All kernels of the model; with the settings they name the note.
+        All kernels of the model; together with the settings they identify the note.
     construct
-        Constructs jobs and returns the candidates by job digest; jobs that fit no program are missing.
+        Function that constructs jobs and returns the candidates by job digest; jobs without a fitting program are
+        missing.
     cache
-        Where the note is stored; ``None`` for nowhere.
+        Where the note is stored; ``None`` to store none.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class Predictions:
         self._folder = None if cache is None else cache.folder
         digests = sorted(j.digest for j in jobs_of(sources, target, settings, {}))
         self._name = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-        #: Estimates by job digest, ``None`` where no program fits.
+        #: Estimates by job digest, ``None`` if no program fits.
         self._known = {} if self._folder is None else _estimates(read_note(self._folder, self._name))
         self.constructed: dict[str, Constructed] = {}
 
     def __call__(self, sources: Mapping[str, KernelSource], units: int | None) -> dict[str, Estimate]:
-        """Return the estimate of each kernel's best program, for a share of the units where ``units`` is given."""
+        """Return the estimate of each kernel's best program, for a share of the units if ``units`` is given."""
         asked = {k: s if units is None else replace(s, units=units) for k, s in sources.items()}
         jobs = jobs_of(asked, self._target, self._settings, {})
         missing = [j for j in jobs if j.digest not in self._known]
@@ -69,7 +70,7 @@ class Predictions:
 
 
 def _estimates(note: Mapping[str, Any]) -> dict[str, Estimate | None]:
-    """Return the estimates of a note; none where the note is malformed."""
+    """Return the estimates in a note; none if the note is malformed."""
     try:
         return {digest: None if e is None else Estimate.from_dict(e) for digest, e in note.items()}
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -45,7 +45,7 @@ def silent(progress: Progress) -> None:
 
 @contextmanager
 def shown(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
-    """Yield the callback for ``progress``: the given one, a bar, a logger or none."""
+    """Yield the callback for ``progress``: the given one, a bar, a logger, or none."""
     if callable(progress):
         yield progress
     elif progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
@@ -58,7 +58,7 @@ def shown(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
 
 
 class Logged:
-    """Logs one line at the first event of a phase and at every tenth of the kernels."""
+    """Logs one line at the first event of a phase and at after every tenth of the kernels."""
 
     def __init__(self) -> None:
         self._phases, self._tenth = set[str](), 0
@@ -74,7 +74,7 @@ class Logged:
 
 @contextmanager
 def told_on_interrupt(progress: OnProgress, *, kept: bool) -> Iterator[OnProgress]:
-    """Yield a callback; an interrupt then reports how many kernels were finished."""
+    """Yield a callback; on an interrupt, report how many kernels were finished."""
     last = [Progress("read", 0, 0)]
 
     def take(event: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Proofs of kernels for an absent GPU: in parallel, the largest predicted share first, within a time limit."""
+"""Proofs of kernels for an absent GPU: in parallel, by descending predicted share, within a time limit."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Proofs:
     Parameters
     ----------
     seconds
-        Limit of all proofs together on an idle machine; 0 for no proofs. Wall-clock time may reach :data:`PATIENCE`
-        times as much on a busy machine, so that the set of proved kernels does not depend on other load.
+        Limit for all proofs together on an idle machine; 0 for no proofs. On a busy machine, the wall-clock time may
+        reach :data:`PATIENCE` times this limit, so that the set of proved kernels does not depend on other load.
     kernels, workers
-        Number of kernels that share the limit, and of kernels proved at a time.
+        Number of kernels that share the limit, and number of kernels proved at a time.
     run
-        Runs tasks in parallel.
+        Function that runs tasks in parallel.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Proofs:
             self._known[_fact(artifact)] = verdict or Verdict(f"not proved ({lost})")
 
     def __call__(self, candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, Verdict]:
-        """Return the kernel of a candidate with its verdict."""
+        """Return a candidate's kernel with its verdict."""
         del candidate
         return self.of(artifact)
 
@@ -97,10 +97,10 @@ def with_proof(entry: CacheEntry, artifact: KernelArtifact) -> CacheEntry:
 
 
 def same_kernel(one: KernelArtifact, other: KernelArtifact) -> bool:
-    """Whether a proof of one kernel holds for the other: they differ in names at most."""
+    """Whether a proof of one kernel is valid for the other: they differ at most in names."""
     return _fact(one) == _fact(other)
 
 
 def _fact(artifact: KernelArtifact) -> Fact:
-    """Return the subject of a kernel's proof, which is independent of the candidate."""
+    """Return the fact that a kernel's proof establishes, which is independent of the candidate."""
     return artifact.source, tuple((x.grid, x.block) for x in artifact.launches), artifact.expression.key

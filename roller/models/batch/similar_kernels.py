@@ -1,8 +1,8 @@
-"""Corrects predictions of kernels by the measured times of similar kernels of the same model.
+"""Corrects predicted times of kernels by the measured times of similar kernels of the same model.
 
-Layers of a model differ little: 36 convolutions of DenseNet are three kernels with other numbers of channels. The
-misprediction of a register tile is common to all of them, so a few pilots are timed in full, and their ratios of
-measured to predicted time by kernel family correct the others, which often leaves one candidate to build.
+Layers of a model differ little: for example, 36 convolutions in DenseNet are three kernels with different numbers of
+channels. The misprediction for a register tile is common to all of them, so a few pilots are timed in full, and their
+ratios of measured to predicted time by kernel family correct the others, which often leaves one candidate to build.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SimilarKernels:
 
     @staticmethod
     def rounds(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
-        """Return the pilots, and the jobs whose predictions pilots correct."""
+        """Return the pilots, and the jobs whose predictions the pilots correct."""
         seen: dict[Hashable, int] = defaultdict(int)
         elders, others = list[Job](), list[Job]()
         for job in jobs:
@@ -46,7 +46,7 @@ class SimilarKernels:
         return elders, others
 
     def learn(self, job: Job, candidates: Sequence[Candidate]) -> None:
-        """Record a kernel's times if every candidate worth timing has a valid one."""
+        """Record a kernel's times if every candidate worth timing has a valid time."""
         kin = similarity_key(job)
         if kin is None:
             return
@@ -64,7 +64,7 @@ class SimilarKernels:
         )
 
     def advise(self, job: Job) -> None:
-        """Restrict a job to candidates still worth timing after the pilots; no effect with too few pilots."""
+        """Restrict a job to the candidates still worth timing after the pilots; without enough pilots, do nothing."""
         from roller.construction.worth_timing import uncertain
 
         kin = similarity_key(job)
@@ -80,7 +80,7 @@ class SimilarKernels:
 
 
 def similarity_key(job: Job) -> Hashable | None:
-    """Return the key that similar kernels share; ``None`` for a kernel without a choice or with ambiguous families."""
+    """Return the key that similar kernels share; ``None`` without a choice or with ambiguous families."""
     if job.light or job.options.top_k != "auto" or len(job.first) < 2 or job.elders:
         return None
     # The form of the reduction without its extents, and the candidate families.
@@ -95,7 +95,7 @@ def similarity_key(job: Job) -> Hashable | None:
 
 
 def families_of(job: Job) -> dict[int, Hashable]:
-    """Return the family of each candidate worth timing, by position; the position itself without similar kernels."""
+    """Return the family of each candidate worth timing, by position; without similar kernels, the position itself."""
     has_kin = similarity_key(job) is not None
     return {n: _family(job.candidates[n]) if has_kin else n for n in job.first}
 

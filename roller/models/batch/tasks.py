@@ -1,4 +1,4 @@
-"""Tasks of a batch as plain data, for processes of this machine, an executor or another machine.
+"""Tasks of a batch as plain data, for processes on this machine, an executor, or another machine.
 
 Every task contains all it needs, can be pickled, and accesses neither the cache nor the caller.
 """
@@ -30,16 +30,16 @@ _PATIENCE_S = 0.5
 
 
 class Task(Protocol):
-    """Protocol of a task; ``runs_kernels`` tells whether it runs unchecked code that may corrupt its process."""
+    """Protocol of a task; ``runs_kernels`` indicates whether it runs unchecked code that may corrupt its process."""
 
     runs_kernels: ClassVar[bool]
 
     def run(self) -> Any:
-        """Run the task and return its result; an exception is the reason of its failure."""
+        """Run the task and return its result; an exception is the reason for its failure."""
 
 
 def perform(task: Task, code: str | None = None) -> Any:
-    """Run a task; refuse where ``code``, the digest of the caller's sources, differs from that of the sources here."""
+    """Run a task; refuse if ``code``, the digest of the caller's sources, differs from that of the local sources."""
     if code is not None:
         from roller.runtime.cache_key import code_digest
 
@@ -49,7 +49,7 @@ def perform(task: Task, code: str | None = None) -> Any:
 
 
 def load_what_tasks_use() -> None:
-    """Import the modules of builds, references and checks, so that forked processes inherit them."""
+    """Import the modules for builds, references and checks, so that forked processes inherit them."""
     import numpy.ma  # noqa: F401 - here and below: for forked processes
 
     import roller.backends.periodic
@@ -59,7 +59,7 @@ def load_what_tasks_use() -> None:
 
 @dataclass(frozen=True)
 class Construct:
-    """Construct the candidates of an expression; the result includes the positions of those built first."""
+    """Construct the candidates of an expression; the result includes the positions of the candidates built first."""
 
     runs_kernels: ClassVar[bool] = False
 
@@ -79,7 +79,7 @@ class Construct:
 
 @dataclass(frozen=True)
 class Build:
-    """Lower one program; build it where ``binary`` indicates an installed toolchain of its language."""
+    """Lower one program; build it if ``binary`` indicates that a toolchain for its language is installed."""
 
     runs_kernels: ClassVar[bool] = False
 
@@ -141,7 +141,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Judge:
-    """Check built kernels of one expression, and time the correct ones where ``timed``.
+    """Check built kernels of one expression, and time the correct ones if ``timed``.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ class Judge:
         return here.profile(self.artifacts, self.timed)
 
     def _same_processor(self) -> None:
-        """Refuse a processor with another instruction set or another number of cores than the caller's."""
+        """Refuse a processor whose instruction set or number of cores differs from the caller's."""
         from roller.hardware import load_spec
 
         here = load_spec("cpu")

@@ -1,4 +1,4 @@
-"""Sharing of memory between values: views, parts of a join, outputs written into the caller's arrays."""
+"""Memory sharing between values: views, parts of a join, and outputs written into the caller's arrays."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Resolved:
     Parameters
     ----------
     program
-        Without views and joins: the ones that need work have become copies, and an output that cannot be written in
-        place has its own value and a copy.
+        Program without views and joins: those that need work have become copies, and an output that cannot be written
+        in place has its own value and a copy.
     outputs
-        Value written into the caller's array, by number of the output.
+        Value written into the caller's array, by output number.
     """
 
     program: Program
@@ -56,7 +56,7 @@ class Resolved:
 
 
 def resolve(program: Program, align_bytes: int = 1) -> Resolved:
-    """Assign shared memory; a view whose offset is no multiple of ``align_bytes`` becomes a copy."""
+    """Assign shared memory; a view whose offset is not a multiple of ``align_bytes`` becomes a copy."""
     aliases = Aliases(dict(program.values))
     steps = _viewed(program.steps, aliases, align_bytes)
     written = {name for step in steps for name in writes(step)}
@@ -83,7 +83,7 @@ def _viewed(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tupl
 
 
 def _outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dict[int, str], list[Step]]:
-    """Return the value that holds each output, and copies for outputs not computed in place."""
+    """Return the value that contains each output, and the copies for outputs not computed in place."""
     found: dict[int, str] = {}
     copies: list[Step] = []
     claimed: set[str] = set()
@@ -123,7 +123,7 @@ def _joined(
 
 
 def _parts(step: Join, aliases: Aliases, movable: set[str], fixed: set[str], align_bytes: int) -> list[Step]:
-    """Place sources in the join's target where possible; return the copies for the others."""
+    """Place sources in the join's target if possible; return copies for the others."""
     shape = aliases.values[step.target].shape
     itemsize = aliases.values[step.target].nbytes // max(1, aliases.values[step.target].elements)
     rows, pitch = math.prod(shape[: step.axis]), math.prod(shape[step.axis :]) * itemsize

@@ -10,12 +10,12 @@ from roller.models.graph.lifetimes import Life, peak_bytes
 
 #: Alignment of buffers in the arena: a cache line.
 ALIGN_BYTES = 64
-#: Most buffers for which several placement orders are tried.
+#: Maximum number of buffers for which several placement orders are tried.
 _FEW = 4000
 
 
 def pack(lives: Sequence[Life], sizes: Sequence[int], align_bytes: int = ALIGN_BYTES) -> tuple[list[int], int]:
-    """Return the offset of each buffer and the bytes of the arena, by the best of several greedy orders."""
+    """Return the offset of each buffer and the size of the arena in bytes, by the best of several greedy orders."""
     # Greedy by size (Pisarchyk and Lee, 2020): in falling order of size, each buffer goes into the smallest gap that
     # holds it among the buffers live at the same time. Finding the smallest arena is NP-hard.
     rounded = [-(-size // align_bytes) * align_bytes for size in sizes]
@@ -60,7 +60,7 @@ def _place(lives: Sequence[Life], sizes: Sequence[int], order: Sequence[int]) ->
 
 
 def _gap(starts: np.ndarray, ends: np.ndarray, size: int) -> int:
-    """Return the start of the smallest gap of at least ``size`` bytes; the end of all buffers if there is none."""
+    """Return the start of the smallest gap of at least ``size`` bytes; without such a gap, the end of all buffers."""
     if not len(starts):
         return 0
     order = np.argsort(starts)

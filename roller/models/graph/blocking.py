@@ -1,7 +1,7 @@
 """Kernels on tensors with blocked channels: rewritten indices, and loops split to match.
 
 A *blocked* value of shape ``(n, c, ...)`` is stored as ``(n, c / block, ..., block)``. The channel index becomes a
-number of two digits, and loops are split into digits (:mod:`roller.expr.index_arithmetic`), independent of operators.
+two-digit number, and loops are split into digits (:mod:`roller.expr.index_arithmetic`) independently of operators.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Blocked:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], block: int) -> Blocked | None:
-        """Return the layout of a shape; ``None`` for too few dimensions or channels that are no multiple of ``block``.
+        """Return the layout of a shape; ``None`` with too few dimensions or if ``block`` does not divide the channels.
 
         Examples
         --------
@@ -63,7 +63,7 @@ class Blocked:
         return math.prod(self.inner)
 
     def split(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
-        """Split ``shape`` at the channel's digits; return it and the low digit's dimension, ``None`` if indivisible."""
+        """Split ``shape`` at the channel's digits; return it and the low digit's dimension (``None`` if impossible)."""
         edges = (self.positions, self.positions * self.block, self.positions * self.channels)
         out: list[int] = []
         pitch, place = 1, None
@@ -96,7 +96,7 @@ class Rewritten:
 
 
 def rewritten(source: KernelSource, layouts: Mapping[str, Blocked]) -> Rewritten | None:
-    """Return the equivalent kernel with tensors blocked by ``layouts``; ``None`` where no index expresses it."""
+    """Return the equivalent kernel with tensors blocked by ``layouts``; ``None`` if no index expresses it."""
     expr = source.expression
     part: Computed | None = Computed(expr.inputs, expr.stages, expr.outputs, (expr.name,))
     try:

@@ -1,7 +1,7 @@
 """Cuts kernels that wait for the last step of a sequence into chunks, so that recurrent layers overlap as a pipeline.
 
-A candidate is found by what it reads and writes: a kernel that computes row by row from joined rows, and whose rows are
-read separately, such as the projection of all outputs of the recurrent layer below.
+A candidate is identified by what it reads and writes: it computes row by row from joined rows, and its rows are read
+separately. An example is the projection of all outputs of the previous recurrent layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PARTS = (4, 10)
 
 
 def chunked(program: Program) -> list[Program]:
-    """Return variants of the program whose row-wise kernels over joined rows are cut; empty if it has none."""
+    """Return variants of the program whose row-wise kernels over joined rows are cut; empty if there are none."""
     found = _cuts(program)
     lengths = {len(cut.join.sources) for cut in found}
     ways = {tuple(sorted((n, _divisor(n, count)) for n in lengths)) for count in _PARTS}
@@ -38,7 +38,7 @@ class _Cut:
 
 
 def _cuts(program: Program) -> list[_Cut]:
-    """Return the runs that can be cut at every source of the join they read."""
+    """Return the runs that can be cut at every source of the join that they read."""
     joins = {s.target: s for s in program.steps if isinstance(s, Join)}
     readers: dict[str, list[Step]] = defaultdict(list)
     for step in program.steps:
@@ -86,7 +86,7 @@ def _divisor(count: int, parts: int) -> int:
 
 
 def _cut(program: Program, cuts: Sequence[_Cut], parts_of: Mapping[int, int]) -> Program:
-    """Return the program with runs cut; ``parts_of`` maps a number of sources to a number of parts."""
+    """Return the program with its runs cut; ``parts_of`` maps the number of sources to the number of parts."""
     values, kernels = dict(program.values), dict(program.kernels)
     by_run = {cut.run: cut for cut in cuts}
     of_view = {view.target: cut for cut in cuts for view in cut.views}
@@ -138,7 +138,7 @@ def _part(name: str, number: int) -> str:
 
 
 def shrunk(expression: TensorExpr, position: int, rows: int) -> TensorExpr | None:
-    """Return an expression over the first ``rows`` rows of an input; ``None`` where rows are not independent."""
+    """Return an expression over the first ``rows`` rows of an input; ``None`` if rows are not independent."""
     # Rows are independent if they are a dynamic size that every stage has.
     name, every = expression.inputs[position].name, {s.name for s in expression.stages}
     for size in growing_sizes(expression):

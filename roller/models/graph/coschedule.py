@@ -22,7 +22,7 @@ Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estima
 
 
 def coscheduled(program: Program, spec: DeviceSpec, predict: Predict | None = None) -> Outcome:
-    """Return a program whose independent small kernels run concurrently where that is predicted to be faster."""
+    """Return a program whose independent small kernels run concurrently if that is predicted to be faster."""
     predict = predict or predictor(spec)
     known: dict[str, Estimate] = {}
     # Kernels that wait for a whole sequence are cut into chunks so that others can run meanwhile.
@@ -89,7 +89,7 @@ def costs_of(
 
 
 def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
-    """Return a unit's cache bytes for constants, and the seconds saved per byte found there (device, lane)."""
+    """Return a unit's cache bytes for constants, and the seconds saved per cached byte (on the device, in a lane)."""
     own = [n for n, layer in enumerate(spec.memory_layers) if layer.scope == "unit"][-1]
     saved = []
     for part in (spec, spec.share(units)):
@@ -99,7 +99,7 @@ def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float
 
 
 def with_company(program: Program) -> set[str]:
-    """Return the kernels that can run concurrently with another step; the others need no prediction for a share."""
+    """Return the kernels that can run concurrently with another step; others do not need a prediction for a share."""
     # A step can move between its earliest and latest position on the critical path; a step is alone if no other step's
     # positions overlap these.
     graph = Dependencies.of(program.steps)
@@ -122,7 +122,7 @@ def with_company(program: Program) -> set[str]:
 
 
 def _running_sum(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
-    """Return prefix sums over positions of the number of steps that could be at each."""
+    """Return prefix sums over positions of the number of steps that could run at each."""
     change = [0] * (length + 2)
     for first, last in places:
         change[first] += 1

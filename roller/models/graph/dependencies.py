@@ -1,4 +1,4 @@
-"""Dependency graph of a program's steps, and the peak memory of an order of steps."""
+"""Dependency graph of a program's steps, and the peak memory for an order of steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Dependencies:
         return cls(before, tuple(map(tuple, after)))
 
     def longest_s(self, seconds: Sequence[float]) -> list[float]:
-        """Return per step the seconds of the critical path from its start to the end."""
+        """Return for each step the seconds of the critical path from its start to the end."""
         out = list(seconds)
         for i in reversed(range(len(out))):
             out[i] += max((out[j] for j in self.after[i]), default=0.0)

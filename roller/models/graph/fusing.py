@@ -1,7 +1,7 @@
 """Rewrites that combine two parts: inlining into loads, and appending or merging element-wise stages.
 
-Each returns an equivalent new part, or ``None`` where positions do not compose. :mod:`roller.models.graph.fusion`
-decides whether it pays.
+Each rewrite returns an equivalent new part, or ``None`` if positions do not compose. :mod:`roller.models.graph.fusion`
+decides whether a rewrite pays off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OTHER = "\0other"
 
 
 def plain_load(s: Stage) -> Load | None:
-    """Return the load of a stage that only moves elements, converted or not; ``None`` for others."""
+    """Return the load of a stage that only moves elements, converted or not; ``None`` for other stages."""
     body = s.body
     while isinstance(body, Cast):
         body = body.arg
@@ -29,7 +29,7 @@ def plain_load(s: Stage) -> Load | None:
 
 
 def element_wise(part: Computed) -> Stage | None:
-    """Return the only stage of a part without a reduction; ``None`` for other parts."""
+    """Return the stage of a single-stage part without a reduction; ``None`` for other parts."""
     return part.stages[0] if part.is_element_wise else None
 
 
@@ -39,7 +39,7 @@ def size_of(body: Scalar) -> int:
 
 
 def assembled(reads: Sequence[Tensor], stages: Sequence[Stage], like: Computed, nodes: tuple[str, ...]) -> Computed:
-    """Return a part of new stages with the outputs of ``like``, without unused reads."""
+    """Return a part that consists of new stages, with the outputs of ``like`` and without unused reads."""
     used = dict.fromkeys(ld.tensor for s in stages for ld in s.loads)
     own = {s.name for s in stages}
     known = {t.name: t for t in reads if t.name not in own}
@@ -158,7 +158,7 @@ def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scal
 
 
 def _moved_to(body: Scalar, name: str, index: tuple[Index, ...]) -> Scalar:
-    """Return ``body`` with all loads of a tensor at ``index``."""
+    """Return ``body`` with all loads of a tensor moved to ``index``."""
     return transform(body, lambda n: replace(n, index=index) if isinstance(n, Load) and n.tensor == name else n)
 
 
@@ -180,7 +180,7 @@ def _renamed(part: Computed, names: dict[str, str]) -> Computed:
 
 
 def unmarked(part: Computed) -> Computed | None:
-    """Return a part that reads every tensor in one shape; ``None`` where two shapes are incompatible."""
+    """Return a part that reads every tensor in one shape; ``None`` if two shapes are incompatible."""
     for t in part.reads:
         if not t.name.endswith(_OTHER):
             continue
@@ -227,17 +227,17 @@ def seen_as(part: Computed, name: str, shape: Sequence[int]) -> Computed | None:
 
 
 def indices_of(part: Computed) -> list[Index]:
-    """Return all indices of a part: of stores, loads and guards."""
+    """Return all indices in a part: those of stores, loads and guards."""
     return [i for s in part.stages for i in indices_of_stage(s)]
 
 
 def indices_of_stage(s: Stage) -> list[Index]:
-    """Return all indices of a stage."""
+    """Return all indices in a stage."""
     return [*s.store, *(i for ld in s.loads for i in (*ld.index, *(b.index for b in ld.guard)))]
 
 
 def is_affine(part: Computed) -> bool:
-    """Whether no access divides or takes a remainder."""
+    """Whether no access uses a division or a remainder."""
     return all(i.is_affine for i in indices_of(part))
 
 
@@ -246,7 +246,7 @@ def _stores_affinely(part: Computed) -> bool:
 
 
 def with_affine_axes(part: Computed) -> Computed | None:
-    """Return a part whose axes are split into digits until every access is affine; ``None`` where that fails."""
+    """Return a part whose axes are split into digits until every access is affine; ``None`` if that fails."""
     if is_affine(part):
         return part
     extents = {a.name: a.extent for s in part.stages for a in s.axes}
@@ -275,7 +275,7 @@ def _split(part: Computed, cuts: dict[str, Split]) -> Computed | None:
 
 
 def with_whole_dimensions(part: Computed) -> Computed:
-    """Return a part whose tensors have one dimension per axis where several axes index one dimension as digits."""
+    """Return a part whose tensors have one dimension per axis if several axes index one dimension as digits."""
     # For example ``64 * h + d`` in a dimension of 768 becomes ``h, d``: the same memory with simpler accesses.
     for name in [*part.inputs, *(s.name for s in part.stages)]:
         shape: list[int] = []
@@ -308,7 +308,7 @@ def _digits_of(index: Index, guards: set[Index], extents: dict[str, int], size: 
 
 
 def tidy(part: Computed) -> Computed:
-    """Return a part with simplified accesses and with dimensions split where axes are."""
+    """Return a part with simplified accesses and with dimensions split wherever axes are split."""
     if any(_is_loose(i, s.extents) for s in part.stages for i in indices_of_stage(s)):
         part = with_whole_dimensions(replace(part, stages=tuple(_simpler(s) for s in part.stages)))
     # Fewer axes let an element-wise part follow more anchors; an anchor keeps its axes so that later movement matches.

@@ -1,7 +1,7 @@
 """Fuses parts of a model into kernels.
 
 Parts are the nodes of a graph after lowering. The rules of :mod:`roller.models.graph.rules` run in passes, each over
-all parts in order, until none applies; :data:`_PASSES` gives the order and the reason of each.
+all parts in order, until none applies; :data:`_PASSES` gives the order of the rules and the reason for each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roller.models.graph.lowering import Lowering
 from roller.models.graph.parts import Alias, Computed, Named
 from roller.models.graph.unnamed_parts import Forms, Piece, Rule
 
-#: Most passes over all parts per group of rules.
+#: Maximum number of passes over all parts per group of rules.
 _MOST_PASSES = 16
 #: Views begin at multiples of the widest access of a kernel.
 _ALIGN_BYTES = 16
@@ -26,7 +26,7 @@ _ALIGN_BYTES = 16
 _PASSES: tuple[tuple[Rule, ...], ...] = (
     # Movement (transpose, slice, broadcast, padding) goes into its readers' loads where they stay affine.
     (rules.move_plainly,),
-    # Element-wise parts go into their only reader; anchors (reductions, softmax, normalisation) append the
+    # Element-wise parts go into their only reader; anchors (reductions, softmax, normalization) append the
     # element-wise part that reads their result. Where values change width, a kernel ends at the narrowest value:
     # a narrowing part is appended to its anchor, a widening one goes into its readers, where possible.
     (rules.chain_wide, rules.absorb_narrow),
@@ -72,7 +72,7 @@ class Fusion:
             self.put(n, self.forms.piece(part) if isinstance(part, Computed) else part)
 
     def put(self, n: int, part: Named | None) -> None:
-        """Replace a part and update readers and writers."""
+        """Replace a part and update its readers and writers."""
         old = self.parts[n]
         for name in old.inputs if old is not None else ():
             self.readers[name].discard(n)
@@ -87,7 +87,7 @@ class Fusion:
         return sorted(self.readers.get(part.outputs[0], ()))
 
     def joined(self, rule: Rule, part: Piece, reader: Piece) -> Piece | None:
-        """Return the part that a rule makes of two; record the reason where it refuses."""
+        """Return the part that a rule makes from two; if the rule refuses, record the reason."""
         found = self.forms.joined(rule, part, reader)
         edge = part.outputs[0], reader.outputs[0]
         if isinstance(found, str):
@@ -99,7 +99,7 @@ class Fusion:
 
 
 def fuse(low: Lowering) -> list[Cut]:
-    """Fuse the parts of a lowering in place; return producer and reader pairs that were not fused."""
+    """Fuse the parts of a lowering in place; return the pairs of producer and reader that were not fused."""
     low.parts = [q for p in low.parts for q in (_separate(p) if isinstance(p, Computed) else [p])]
     _resolve_views(low)
     state = Fusion(low, Forms())
@@ -150,7 +150,7 @@ def _apply(state: Fusion, rule: Rule, n: int, part: Piece) -> bool:
 
 
 def _moved(state: Fusion, rule: Rule, n: int, part: Piece) -> bool:
-    """Inline movement into each reader that accepts it."""
+    """Inline a movement into each reader that accepts it."""
     changed = False
     for at in state.readers_of(part):
         reader = state.parts[at]
@@ -183,7 +183,7 @@ def _beside(state: Fusion, n: int, part: Piece) -> bool:
 
 
 def _separate(part: Computed) -> list[Computed]:
-    """Return one part per output where outputs share no stage (for example the outputs of Split)."""
+    """Return one part per output if outputs share no stage (for example, the outputs of Split)."""
     if len(part.outputs) == 1:
         return [part]
     apart = _by_output(part)
@@ -193,7 +193,7 @@ def _separate(part: Computed) -> list[Computed]:
 
 
 def _by_output(part: Computed) -> list[Computed] | None:
-    """Return a part per output, in linear time; ``None`` where two outputs share a stage."""
+    """Return a part per output, in linear time; ``None`` if two outputs share a stage."""
     place = {s.name: k for k, s in enumerate(part.stages)}
     reads = {t.name: k for k, t in enumerate(part.reads)}
     taken: set[int] = set()
@@ -216,7 +216,7 @@ def _by_output(part: Computed) -> list[Computed] | None:
 
 
 def _resolve_views(low: Lowering) -> None:
-    """Let parts read the sources of views in the view's shape; drop unused views."""
+    """Let parts read a view's source directly, in the view's shape; drop unused views."""
     root: dict[str, str] = {}
     parts: list[Named] = []
     for part in low.parts:

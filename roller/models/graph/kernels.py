@@ -1,4 +1,4 @@
-"""Turns stages into kernels: an expression with names independent of the model, and its key."""
+"""Turns stages into kernels: an expression whose names are independent of the model, and its key."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Kernel:
     Parameters
     ----------
     key
-        Equal for parts that may share the kernel, independent of names and of the values of constants.
+        Key that is equal for parts that may share the kernel, regardless of names and values of constants.
     inputs, outputs
-        Names of values, one per input and output of the expression.
+        Names of values, one for each input and output of the expression.
     """
 
     key: str
@@ -38,7 +38,7 @@ def kernel_of(part: Computed, constants: Container[str], label: str) -> Kernel:
 
 
 def source_of(form: Computed, fixed: tuple[int, ...], label: str) -> tuple[str, KernelSource]:
-    """Return key and source of the kernel of a numbered part whose inputs at positions ``fixed`` are constant."""
+    """Return key and source of a numbered part's kernel whose inputs at positions ``fixed`` are constant."""
     first = len(form.reads)
     names = {f"#{k}": f"x{k}" if k < first else f"t{k - first}" for k in range(first + len(form.stages))}
     names |= {n: f"y{k}" for k, n in enumerate(form.outputs)}
@@ -53,7 +53,7 @@ def source_of(form: Computed, fixed: tuple[int, ...], label: str) -> tuple[str, 
 
 
 def numbered(part: Computed) -> tuple[Computed, tuple[str, ...]]:
-    """Return a part with tensors named ``#0``, ``#1`` ... (inputs first) and numbered axes, and the original names."""
+    """Return a part with tensors named ``#0``, ``#1`` ... (inputs first) and axes numbered, and the original names."""
     names = (*part.inputs, *(s.name for s in part.stages))
     renamed = {n: f"#{k}" for k, n in enumerate(names)}
     axes: dict[str, str] = {}

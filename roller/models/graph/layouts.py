@@ -1,7 +1,7 @@
 """Chooses the values of a model whose channels are stored in blocks, by predicted seconds.
 
 A step runs either on plain or on blocked values (:mod:`roller.models.graph.blocking`); a value passed between the two
-kinds is converted by a kernel. A minimum cut finds the cheapest choice. Inputs and outputs keep their declared layout.
+kinds is converted by a kernel. A minimum cut finds the cheapest choice. Inputs and outputs keep their declared layouts.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class ChosenLayouts:
     Parameters
     ----------
     plain_s, chosen_s
-        Predicted seconds of the kernels that could be blocked: without blocks, and as chosen including conversions.
+        Predicted seconds of the kernels that could be blocked: without blocks, and as chosen, including conversions.
     blocked
         Labels of the steps that run on blocked values.
     conversions
-        Number of kernels that convert a value.
+        Number of conversion kernels.
     written
-        Values written by these steps, which identify the steps in the same program at other sizes.
+        Values written by these steps, which identify them in the same program at other sizes.
     """
 
     program: Program
@@ -69,7 +69,7 @@ class ChosenLayouts:
 
 
 def laid_out(program: Program, spec: DeviceSpec, predict: Predict) -> ChosenLayouts:
-    """Return the program with blocked channels where that is predicted to be faster."""
+    """Return the program with blocked channels if that is predicted to be faster."""
     # A block is one vector register; devices whose lanes belong to several threads have no blocks.
     if not spec.limits.usable_vector_registers:
         return ChosenLayouts(program)
@@ -106,7 +106,7 @@ class _Choice:
     values
         Layout of every value that may be blocked.
     able
-        By position of a step that may run on blocked values, its blocked kernel (``None`` for a join).
+        Blocked kernel (``None`` for a join) by position of each step that may run on blocked values.
     """
 
     program: Program
@@ -165,7 +165,7 @@ class _Choice:
 
     @cached_property
     def conversions(self) -> dict[tuple[str, bool], Rewritten]:
-        """Kernels that convert a value, by its name and whether to blocks."""
+        """Conversion kernels, by value name and whether they convert to blocks."""
         known: dict[tuple[Blocked, str, bool], Rewritten] = {}
         found = {}
         for name in self.writers:
@@ -178,12 +178,12 @@ class _Choice:
 
     @cached_property
     def sources(self) -> dict[str, KernelSource]:
-        """Kernels on blocked values, and conversions, by key."""
+        """Sources of kernels on blocked values, and of conversions, by key."""
         kernels = (m for m in (*self.able.values(), *self.conversions.values()) if m is not None)
         return {m.key: m.source for m in kernels}
 
     def cheapest(self, seconds: Mapping[str, float]) -> frozenset[int]:
-        """Return the positions of the steps on blocked values that minimise the total predicted seconds."""
+        """Return the positions of the steps on blocked values that minimize the total predicted seconds."""
         # An edge costs its capacity where it is cut: a step's plain or blocked seconds, or the conversion of a value
         # whose readers and writer differ.
         net = Network()
@@ -247,7 +247,7 @@ class _Choice:
 
 
 def _reading(step: Step, names: Mapping[str, str], made: Rewritten | None) -> Step:
-    """Return a step with renamed inputs, and with another kernel where one is given."""
+    """Return a step with renamed inputs, and with another kernel if one is given."""
     if isinstance(step, Run):
         return replace(step, kernel=step.kernel if made is None else made.key, inputs=_renamed(step.inputs, names))
     if not names:

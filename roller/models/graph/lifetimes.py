@@ -1,4 +1,4 @@
-"""Lifetimes of values' memory: from the first step that touches it to the last."""
+"""Lifetimes of values in memory: from the first step that touches a value to the last."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OUTSIDE = -1
 
 @dataclass(frozen=True)
 class Life:
-    """Positions of the first and last step that touch a value's memory.
+    """Positions of the first and last steps that touch a value's memory.
 
     Parameters
     ----------
     first, last
-        Positions in the order of steps; steps of lanes are numbered lane after lane.
+        Positions in the order of steps; steps in lanes are numbered lane after lane.
     group, lane
         Number of the ``ParallelGroup`` and of the lane, for memory touched in one lane only. Lifetimes in other lanes
         of the group overlap, whatever their positions.
@@ -53,7 +53,7 @@ class _Spot:
 
 
 def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Life]:
-    """Return the lifetime of every root that a step writes, in order of the first touch, without dynamic outputs."""
+    """Return the lifetime of every root that a step writes, in order of first use, without dynamic outputs."""
     touched: dict[str, list[_Spot]] = {}
     spans: dict[int, tuple[int, int]] = {}
     given = {*program.inputs, *program.constants}
@@ -109,7 +109,7 @@ def _life(spots: Iterable[_Spot], spans: dict[int, tuple[int, int]]) -> Life:
 
 
 def peak_bytes(lives: Iterable[tuple[Life, int]]) -> int:
-    """Return the peak of live bytes, a lower bound of the arena.
+    """Return the peak of live bytes, a lower bound on the size of the arena.
 
     Examples
     --------

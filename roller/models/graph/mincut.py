@@ -1,6 +1,6 @@
-"""Minimum cut of a flow network (Dinic's algorithm): the cheapest of two labels per node.
+"""Minimum cut of a flow network (Dinic's algorithm): the cheapest assignment of one of two labels to each node.
 
-Neighbours with different labels cost. Capacities are integers, so that results are equal on all machines.
+Neighbours with different labels incur a cost. Capacities are integers, so that results are identical on all machines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Network:
         return self.nodes - 1
 
     def edge(self, tail: int, head: int, capacity: int) -> None:
-        """Add an edge that costs ``capacity`` where ``tail`` is on the source's side and ``head`` on the sink's."""
+        """Add an edge that costs ``capacity`` if ``tail`` is on the source's side and ``head`` on the sink's."""
         for here, there, room in ((tail, head, capacity), (head, tail, 0)):
             self.edges[here].append(len(self.heads))
             self.heads.append(there)

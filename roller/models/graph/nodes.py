@@ -20,11 +20,11 @@ class Node:
     op
         ONNX operator type (``"Conv"``).
     inputs, outputs
-        Names of values or constants; ``""`` for an absent optional one.
+        Names of values or constants; ``""`` for an absent optional input or output.
     attributes
         Plain Python: int, float, str, tuples of them, ``numpy.ndarray`` for tensors, :class:`Graph` for bodies.
     name
-        Unique in its graph.
+        Name of the node, unique in its graph.
     domain, version
         Operator set (``""`` is ONNX's own) and its version.
     """
@@ -40,14 +40,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Region(Node):
-    """Nodes that another runtime computes together because shapes among them are known only at run time.
+    """Nodes that another runtime computes together because some of their shapes are known only at run time.
 
     Parameters
     ----------
     members
-        The nodes; ``attributes["model"]`` holds them as ONNX bytes, with inputs and outputs in the region's order.
+        The nodes; ``attributes["model"]`` contains them as ONNX bytes, with inputs and outputs in the region's order.
     reasons
-        By node name, the reason that the node is in the region.
+        Reason why each node is in the region, by node name.
     """
 
     members: tuple[Node, ...] = ()
@@ -61,15 +61,16 @@ class Graph:
     Parameters
     ----------
     inputs, outputs
-        Names of the values that a caller passes and receives, in order; initialisers are not inputs.
+        Names of the values that a caller passes and receives, in order; initializers are not inputs.
     nodes
-        In topological order.
+        Nodes in topological order.
     values
-        Every value by name, constants included, with static shapes.
+        Every value by name, including constants, with static shapes.
     constants
         Arrays by name (bfloat16 by ``ml_dtypes``); external ones are memory-mapped.
     loose
-        Outputs whose shape is known only at run time, absent from ``values``; a :class:`Region` writes them.
+        Outputs whose shapes are known only at run time; they are absent from ``values``, and a :class:`Region` writes
+        them.
     """
 
     name: str

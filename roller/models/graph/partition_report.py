@@ -12,7 +12,7 @@ from roller.models.graph.steps import Call, Copy, Foreign, Join, Program, Run, V
 
 @dataclass(frozen=True)
 class KernelUse:
-    """A kernel, the nodes it computes at its first use, and the number of its runs."""
+    """A kernel, the nodes that it computes at its first use, and the number of its runs."""
 
     key: str
     nodes: tuple[str, ...]
@@ -26,13 +26,13 @@ class Partition:
     Parameters
     ----------
     kernels
-        Every kernel once, in the order of their first runs.
+        Every kernel once, in order of first run.
     steps
         Number of steps by kind.
     cuts
-        Producer and reader pairs that were not fused, with the reason.
+        Pairs of producer and reader that were not fused, with reasons.
     outside
-        Reasons by node for nodes that another runtime computes.
+        Nodes that another runtime computes, with reasons, by node name.
     """
 
     program: Program

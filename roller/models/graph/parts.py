@@ -26,13 +26,13 @@ class Computed:
     Parameters
     ----------
     reads
-        Inputs in the shapes in which they are read: those of the values or reshaped ones.
+        Inputs in the shapes in which they are read: the values' own shapes or reshaped ones.
     stages
-        In order; shapes of outputs too may be reshaped.
+        Stages in order; shapes of outputs may also be reshaped.
     outputs
         Names that other parts may read.
     nodes
-        Names of the nodes of origin.
+        Names of the original nodes.
     """
 
     reads: tuple[Tensor, ...]
@@ -47,7 +47,7 @@ class Computed:
 
     @cached_property
     def expr(self) -> TensorExpr:
-        """The stages as an expression; raises :class:`ExprError` if they form none."""
+        """The stages as an expression; raises :class:`ExprError` if they do not form one."""
         return TensorExpr(self.outputs[0], self.reads, self.stages, self.outputs)
 
     @cached_property
@@ -61,7 +61,7 @@ class Computed:
 
     @cached_property
     def structure(self) -> Structure | None:
-        """The code-generation structure, ``None`` where the stages form no expression."""
+        """The code-generation structure; ``None`` if the stages do not form an expression."""
         try:
             form = self.canonical
         except ExprError:
@@ -70,12 +70,12 @@ class Computed:
 
     @cached_property
     def is_element_wise(self) -> bool:
-        """Whether the part is one stage without a reduction."""
+        """Whether the part is a single stage without a reduction."""
         return len(self.stages) == 1 and self.stages[0].combiner is None
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor as read and written here."""
+        """Shape of every tensor as this part reads or writes it."""
         return {t.name: t.shape for t in (*self.reads, *(s.output for s in self.stages))}
 
     @cached_property
@@ -126,7 +126,7 @@ class Concat:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the array library; ``""`` in ``arguments`` or ``results`` stands for an absent one."""
+    """A function of the array library; ``""`` in ``arguments`` or ``results`` denotes an absent one."""
 
     name: str
     arguments: tuple[str, ...]
@@ -170,7 +170,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class FallbackSubgraph:
-    """Nodes that another runtime computes; ``model`` holds them as ONNX bytes."""
+    """Nodes that another runtime computes; ``model`` contains them as ONNX bytes."""
 
     model: bytes = field(repr=False)
     inputs: tuple[str, ...]
@@ -184,15 +184,15 @@ class FallbackSubgraph:
 
 
 class Named(Protocol):
-    """Protocol of parts: names of values read and written, and names of the nodes of origin."""
+    """Protocol of parts: names of the values read and written, and of the original nodes."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names read."""
+        """Names of the values read."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names written."""
+        """Names of the values written."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class Plan:
     Parameters
     ----------
     program
-        The steps as they run: free joins have become views, the others copies.
+        The steps as they run: joins that cost nothing have become views, and the others copies.
     arena_bytes
         Memory of one call in addition to its inputs and outputs.
     predicted_s
@@ -50,6 +50,6 @@ class Plan:
     predicted_s: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Return model, steps and memory on one line."""
+        """Return the model, the number of steps and the memory on one line."""
         steps = counted(len(self.program.steps), "step")
         return one_line("Plan", f"{self.program.name or 'model'}: {steps}", f"{self.arena_bytes:,} bytes of its own")

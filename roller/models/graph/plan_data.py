@@ -30,7 +30,7 @@ _PLAIN: dict[str, type] = {"run": Run, "view": View, "join": Join, "copy": Copy}
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """Return a plan as JSON data without the arrays of constants and the expressions of kernels."""
+    """Return a plan as JSON data without constant arrays or kernel expressions."""
     program = plan.program
     return {
         "name": program.name,
@@ -47,7 +47,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_dict(data: Mapping[str, Any], constants: Mapping[str, np.ndarray], where: str = "plan") -> Plan:
-    """Rebuild a plan; errors name the file ``where``."""
+    """Rebuild a plan; ``where`` names the file in error messages."""
     try:
         values = {n: Value(n, tuple(shape), dtype) for n, shape, dtype in data["values"]}
         held = {n: constants[n] for n in data["constants"]}

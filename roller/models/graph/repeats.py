@@ -1,6 +1,6 @@
-"""Reuses the lowering of nodes that equal an earlier node except for names, as in repeated layers.
+"""Reuses the lowering of nodes that equal earlier nodes except for names, as in repeated layers.
 
-Only element-wise nodes are reused; large models consist mostly of these.
+Only element-wise nodes are reused; large models consist mostly of such nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Repeats:
     _known: dict[Hashable, tuple[Computed, tuple[int, ...]]] = field(default_factory=dict)
 
     def kind(self, node: Node, values: Mapping[str, Value], constants: Container[str]) -> Hashable | None:
-        """Return the key of nodes that differ in names only; ``None`` for nodes with constants or several results."""
+        """Return the key of nodes that differ only in names; ``None`` for nodes with constants or several results."""
         if len(node.outputs) != 1 or not node.inputs:
             return None
         if any(not n or n in constants or n not in values for n in node.inputs) or node.outputs[0] not in values:

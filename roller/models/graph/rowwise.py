@@ -1,7 +1,7 @@
-"""Fuses a reduction with its reader row by row (a normalisation spelled out in operators).
+"""Fuses a reduction with its reader row by row (for example, a normalization written as separate operators).
 
-Mean, difference, mean of squares, root and quotient are five kernels as nodes and one as rows: every stage has its own
-columns, and all share the row axes.
+Mean, difference, mean of squares, root and quotient are five kernels as separate nodes and one kernel row by row: each
+stage has its own columns, and all share the row axes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from roller.expr.scalar import FUNCTIONS, Call, walk
 from roller.models.graph import fusing
 from roller.models.graph.parts import Computed
 
-#: Most functions of an element-wise stage that its readers may recompute.
+#: Maximum number of functions of an element-wise stage that its readers may recompute.
 _CHEAP = 4
 
 
 def joined(rows: Computed, reader: Computed) -> Computed | None:
-    """Return one part that computes ``rows`` and, row by row, its reader; ``None`` where rows do not match."""
+    """Return one part that computes ``rows`` and, row by row, its reader; ``None`` if rows do not match."""
     # Rows are the axes of the result that all loads of it index in the same way; the other axes are columns.
     marked = fusing.marked(rows, reader)
     last = marked.stages[-1]
@@ -44,7 +44,7 @@ def joined(rows: Computed, reader: Computed) -> Computed | None:
 
 
 def _shared_rows(last: Stage, reader: Computed) -> dict[str, str]:
-    """Return the reader's name of each axis of a result that is a row axis of the reader."""
+    """Return the reader's name for each axis of a result that is a row axis of the reader."""
     found: dict[str, str] = {}
     uses = [(s, ld) for s in reader.stages for ld in s.loads if ld.tensor == last.name]
     for d, stored in enumerate(last.store):

@@ -1,4 +1,4 @@
-"""Fusion rules: each takes a part and its reader and returns one part, a reason for refusing, or ``None``.
+"""Fusion rules: each takes a part and its reader and returns one part, a reason to refuse, or ``None``.
 
 A fused part must keep the structure of its anchor (a sum of products stays tiled), so that the same templates accept
 it.
@@ -20,9 +20,9 @@ from roller.models.graph.unnamed_parts import Outcome
 
 Change: TypeAlias = Callable[[Computed], Computed]
 
-#: Most nodes of one scalar tree; longer chains are not fused.
+#: Maximum number of nodes of one scalar tree; longer chains are not fused.
 _MOST_NODES = 128
-#: Most tensors that one kernel loads.
+#: Maximum number of tensors that one kernel loads.
 _MOST_TENSORS = 8
 
 _APART = "positions do not compose"
@@ -35,12 +35,12 @@ def is_movement(part: Computed) -> bool:
 
 
 def move_plainly(part: Computed, reader: Computed) -> Outcome:
-    """Inline movement into its reader where accesses stay affine."""
+    """Inline a movement into its reader if accesses stay affine."""
     return _accepted(part, reader, _inlined(part, reader), _APART) if is_movement(part) else None
 
 
 def move_split(part: Computed, reader: Computed) -> Outcome:
-    """Inline movement into its reader where splitting the reader's axes makes accesses affine."""
+    """Inline a movement into its reader if splitting the reader's axes makes accesses affine."""
     if not is_movement(part):
         return None
     new = _inlined(part, reader)
@@ -72,7 +72,7 @@ def absorb_split_narrow(part: Computed, reader: Computed) -> Outcome:
 
 
 def _growth(part: Computed) -> float:
-    """Return the element size that a part writes over the largest it reads with as many elements."""
+    """Return the ratio of the element size written to the largest one read from a tensor of the same length."""
     stage = part.stages[-1]
     sizes = [DTYPE_BYTES[part.dtypes[t.name]] for t in part.reads if math.prod(t.shape) == stage.points]
     return DTYPE_BYTES[stage.output.dtype] / max(sizes, default=DTYPE_BYTES[stage.output.dtype])
@@ -96,7 +96,7 @@ def chain(part: Computed, reader: Computed) -> Outcome:
 
 
 def chain_moved(part: Computed, reader: Computed) -> Outcome:
-    """Inline element-wise arithmetic into movement, or into arithmetic that reads it at several indices."""
+    """Inline element-wise arithmetic into a movement, or into arithmetic that reads it at several indices."""
     into = reader.stages[-1]
     early = any(ld.tensor == part.outputs[0] for s in reader.stages[:-1] for ld in s.loads)
     if element_wise(part) is None or into.combiner is not None or early:
@@ -135,7 +135,7 @@ def share_rows(part: Computed, reader: Computed) -> Outcome:
 
 
 def side_by_side(part: Computed, reader: Computed) -> Outcome:
-    """Merge element-wise arithmetic with its producer where the producer's result is stored anyway."""
+    """Merge element-wise arithmetic with its producer if the producer's result is stored anyway."""
     if element_wise(part) is None or element_wise(reader) is None or is_movement(part):
         return None
     new = fusing.beside(part, reader)
@@ -145,7 +145,7 @@ def side_by_side(part: Computed, reader: Computed) -> Outcome:
 
 
 def tidy(part: Computed) -> Computed:
-    """Return a simplified part, or the part itself where simplification fails."""
+    """Return a simplified part, or the part itself if simplification fails."""
     try:
         return fusing.tidy(part)
     except ExprError:
@@ -153,7 +153,7 @@ def tidy(part: Computed) -> Computed:
 
 
 def started(part: Computed) -> Computed:
-    """Return a part in the initial form of fusion: groups of a convolution are axes."""
+    """Return a part in the initial form of fusion: the groups of a convolution are axes."""
     return tidy(fusing.with_affine_axes(part) or part)
 
 
@@ -172,13 +172,13 @@ def _inlined(part: Computed, reader: Computed) -> Computed | None:
 
 
 def _arithmetic(part: Computed) -> tuple[int, int]:
-    """Return the number of functions per point, and how many of them are slow."""
+    """Return the number of function calls per point, and how many of them are slow."""
     calls = [n for s in part.stages for n in walk(s.body) if isinstance(n, Call)]
     return len(calls), sum(FUNCTIONS[c.fn].instruction_class == "special" for c in calls)
 
 
 def _accepted(part: Computed, reader: Computed, new: Computed | None, reason: str) -> Computed | str:
-    """Return the simplified fused part if its structure is its anchor's or else its reader's; otherwise a reason."""
+    """Return the simplified fused part if it has its anchor's structure or else its reader's; otherwise a reason."""
     if new is None:
         return reason
     if any(size_of(s.body) > _MOST_NODES for s in new.stages) or len(new.reads) > _MOST_TENSORS:

@@ -1,8 +1,9 @@
-"""Co-scheduling: independent kernels that do not fill the device run concurrently, as in the paper, after Rammer.
+"""Co-scheduling: independent kernels that do not fill the device run concurrently, as in the paper, following Rammer.
 
 A model is divided into *sections*: within one, each lane runs a sequence of kernels constructed for its share of the
-units and reads only values of earlier sections or its own; lanes synchronise at its end. Sections grow greedily, the
-kernel on the longest path to the end first, and are kept where they are predicted to be faster than serial kernels.
+units and reads only values of earlier sections or its own; lanes synchronize at its end. Sections grow greedily,
+starting with the kernel on the longest path to the end, and are kept if they are predicted to be faster than serial
+kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from roller.models.graph.dependencies import Dependencies, live_bytes
 from roller.models.graph.steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Step, View
 from roller.models.graph.weights import by_constants, large_constants, reloaded_bytes, resident_bytes
 
-#: Most steps of a section, per lane.
+#: Maximum number of steps of a section, per lane.
 _LONGEST = 256
 #: Steps per lane for which a section grows without further gain.
 _PATIENCE = 8
@@ -44,23 +45,23 @@ class Costs:
     sync_s
         Seconds to start the lanes of a section and wait for the last one.
     lanes
-        Lanes of a section.
+        Number of lanes in a section.
     units
-        Units per lane.
+        Number of units per lane.
     common_s
-        Seconds that a kernel occupies resources shared by all lanes (memory, shared caches), which do not overlap.
+        Seconds for which a kernel occupies resources shared by all lanes (memory, shared caches), which do not overlap.
     bytes_per_s
-        Of copies.
+        Bandwidth of copies.
     kept_bytes
         Bytes of constants that stay cached, which predictions assume for all constants.
     reload_bytes_per_s
-        Of constants that were evicted.
+        Bandwidth of reloading evicted constants.
     least_gain
-        Smallest predicted relative gain of a whole model: about the error of the ratio of two predictions.
+        Minimum predicted relative gain for a whole model: about the error of the ratio of two predictions.
     own_bytes
-        Bytes of constants that a core's own cache keeps, where predictions assume a shared cache.
+        Bytes of constants that a core's own cache keeps, although predictions assume a shared cache.
     own_s_per_byte
-        Seconds saved per byte found in the core's own cache: for a step on the whole device, and for one in a lane.
+        Seconds saved per byte found in the core's own cache: for a step on the whole device, and for a step in a lane.
     """
 
     whole_s: Mapping[str, float]
@@ -81,7 +82,7 @@ class Costs:
         return self.whole_s.get(step.kernel, 0.0) if isinstance(step, Run) else self._moved(step)
 
     def share(self, step: Step) -> float | None:
-        """Return the seconds of a step in a lane; ``None`` where it must not run in lanes."""
+        """Return the seconds of a step in a lane; ``None`` if it must not run in lanes."""
         if isinstance(step, Run):
             found = self.share_s.get(step.kernel)
             # A kernel with superlinear speed-up loses on fewer units.
@@ -89,7 +90,7 @@ class Costs:
         return self._moved(step) if isinstance(step, (View, Copy)) else None
 
     def common(self, step: Step) -> float:
-        """Return the seconds that a step occupies resources shared by all lanes."""
+        """Return the seconds for which a step occupies resources shared by all lanes."""
         return self.common_s.get(step.kernel, 0.0) if isinstance(step, Run) else self._moved(step)
 
     def _moved(self, step: Step) -> float:
@@ -103,11 +104,11 @@ class Outcome:
     Parameters
     ----------
     program
-        With sections; the same object as the input if no section was predicted to gain.
+        Program with sections; the same object as the input if no section was predicted to be faster.
     serial_s, together_s
         Predicted seconds of all kernels in sequence, and of ``program``.
     sections, runs
-        Numbers of sections, and of kernels that run in them.
+        Numbers of sections and of kernels that run in them.
     """
 
     program: Program
@@ -129,7 +130,7 @@ def share_key(key: str, units: int) -> str:
 
 
 def coschedule(program: Program, costs: Costs) -> Outcome:
-    """Return the program with sections where these are predicted to be faster; O(n log n) for n steps."""
+    """Return the program with sections if these are predicted to be faster; O(n log n) for n steps."""
     serial_s = sum(costs.whole(s) for s in program.steps) + _weights_s(program, program.steps, costs)
     unchanged = Outcome(program, serial_s, serial_s)
     if costs.lanes < 2 or not costs.share_s:
@@ -156,13 +157,13 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
 
 
 def most_live_bytes(program: Program) -> float:
-    """Return the most live bytes that a new order of a program's steps may need."""
+    """Return the maximum live bytes that a new order of a program's steps may need."""
     constants = sum(program.values[n].nbytes for n in program.constants)
     return max(_FREE_BYTES, _OF_CONSTANTS * constants, _MORE_MEMORY * live_bytes(program, program.steps))
 
 
 def _weights_s(program: Program, steps: Iterable[Step], costs: Costs) -> float:
-    """Return the change in seconds of reading constants that the order of steps causes."""
+    """Return the change in the time to read constants, in seconds, that the order of steps causes."""
     order = list(steps)
     reload_s = reloaded_bytes(program, order, costs.kept_bytes) / costs.reload_bytes_per_s
     if not costs.own_bytes:
@@ -173,7 +174,7 @@ def _weights_s(program: Program, steps: Iterable[Step], costs: Costs) -> float:
 
 
 def _kernels(program: Program, steps: Iterable[Step], costs: Costs) -> dict[str, KernelSource]:
-    """Return the kernels that the steps need, including those for a share."""
+    """Return the kernels that the steps need, including kernels for a share."""
     shares = {share_key(key, costs.units): replace(source, units=costs.units)
               for key, source in program.kernels.items()}  # fmt: skip
     every = {**program.kernels, **shares}
@@ -200,7 +201,7 @@ class _Scheduler:
         self._ready([i for i, n in enumerate(self.missing) if n == 0])
 
     def run(self) -> None:
-        """Move every step to ``out``, in sections where these gain."""
+        """Move every step to ``out``, in sections if these are faster."""
         while self.by_place:
             if self.done[self.by_place[0]]:
                 heapq.heappop(self.by_place)
@@ -283,7 +284,7 @@ class _Section:
         self._least = -first[0] - scheduler.ahead_s if first else 0.0
 
     def grow(self) -> None:
-        """Place steps until no lane has any left or further steps gain nothing."""
+        """Place steps until no lane has steps left or further steps gain nothing."""
         lanes = range(len(self._load))
         for size in range(_LONGEST * len(lanes)):
             if size - self.best > _PATIENCE * len(lanes):
@@ -306,7 +307,7 @@ class _Section:
         return heap[0] if heap else None
 
     def _next(self, lane: int) -> int | None:
-        """Take a lane's next step; among equals, one that only this lane may take."""
+        """Take a lane's next step; among equals, prefer one that only this lane may take."""
         own, every = self._own[lane], self._from_all()
         if every is not None and -every[0] < self._least:
             every = None

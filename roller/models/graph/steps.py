@@ -1,6 +1,6 @@
 """Lowered models: values, constants, and steps in a valid order.
 
-Steps go unchanged from a graph's partition to the saved plan, which adds the places of values
+Steps go unchanged from a graph's partition to the saved plan, which adds the locations of values
 (:mod:`roller.models.graph.plan`). All classes are frozen, JSON-ready data except for constants.
 """
 
@@ -26,9 +26,9 @@ class Value:
     Parameters
     ----------
     name
-        Unique in its model.
+        Name of the tensor, unique in its model.
     shape
-        Elements per dimension; ``()`` is a scalar, a dimension may be 0.
+        Elements per dimension; ``()`` is a scalar, dimensions may be 0.
     dtype
         NumPy-style name (``"float32"``, ``"bfloat16"``, ``"bool"``).
     """
@@ -88,7 +88,7 @@ class Run:
 
 @dataclass(frozen=True)
 class View:
-    """``target`` is the memory of ``source`` from ``offset_bytes`` on: a reshape or a contiguous part, at no cost."""
+    """``target`` is the memory of ``source`` from ``offset_bytes`` on: a free reshape or contiguous part."""
 
     source: str
     target: str
@@ -106,7 +106,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Copy:
-    """Copies ``rows`` runs of ``row_bytes`` from ``source`` to ``target``, with offsets and pitches in bytes."""
+    """Copies ``rows`` rows of ``row_bytes`` bytes from ``source`` to ``target``, with offsets and pitches in bytes."""
 
     source: str
     target: str
@@ -131,7 +131,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A subgraph that another runtime computes (``fallback="onnxruntime"``); ``model`` holds it as ONNX bytes."""
+    """A subgraph that another runtime computes (``fallback="onnxruntime"``); ``model`` contains it as ONNX bytes."""
 
     runtime: str
     model: bytes = field(repr=False)
@@ -152,7 +152,7 @@ Step: TypeAlias = "Run | View | Join | Copy | Call | Foreign | ParallelGroup"
 
 @dataclass(frozen=True)
 class Program:
-    """A whole model as steps.
+    """A whole model as a sequence of steps.
 
     Parameters
     ----------
@@ -161,11 +161,11 @@ class Program:
     values
         All values by name, including constants.
     steps
-        In an order in which every value is written before it is read.
+        Steps in an order in which every value is written before it is read.
     kernels
         Sources of the kernels by key.
     loose
-        Outputs whose shape is known only at run time; ``values`` lacks them.
+        Outputs whose shapes are known only at run time; they are absent from ``values``.
     """
 
     name: str
@@ -192,8 +192,8 @@ class KernelSource:
     constants
         Names of the constant inputs of ``expression``.
     units
-        Units of the device for a kernel in a lane of a :class:`ParallelGroup`; ``None`` for all. On a CPU such a kernel
-        starts no threads.
+        Number of device units for a kernel in a lane of a :class:`ParallelGroup`; ``None`` for all. On a CPU, such a
+        kernel starts no threads.
     """
 
     expression: TensorExpr

@@ -1,7 +1,7 @@
-"""Parts as numbered forms with names: rules are applied once per pair of forms, because layers repeat.
+"""Parts as numbered forms plus names: because layers repeat, rules are applied once per pair of forms.
 
-A :class:`Piece` is a form (a part with numbered tensors) and the names of the numbers. The result of a rule on two
-forms that read each other in the same way is cached.
+A :class:`Piece` is a form (a part with numbered tensors) and the names that the numbers stand for. The result of a rule
+on two forms that read each other in the same way is cached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller.expr import Const, Load, transform, walk
 from roller.models.graph.kernels import numbered
 from roller.models.graph.parts import Computed
 
-#: Result of a rule on two parts: the fused part, a reason for refusing, or ``None`` where the rule does not apply.
+#: Result of a rule on two parts: the fused part, a reason for refusing, or ``None`` if the rule does not apply.
 Outcome: TypeAlias = Computed | str | None
 Rule: TypeAlias = Callable[[Computed, Computed], Outcome]
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"@(\d+)(.*)", re.DOTALL)
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A numbered form with the names of its tensors, first inputs, then results of stages."""
+    """A numbered form with the names of its tensors: inputs first, then results of stages."""
 
     form: Computed
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Reuse of weights in caches: orders of steps that reread weights soon, and bytes reloaded from memory."""
+"""Reuse of cached weights: orders of steps that reread weights soon, and bytes reloaded from memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LARGE_BYTES = 1 << 15
 
 
 def large_constants(program: Program) -> list[str | None]:
-    """Return per step the largest large constant that it reads; ``None`` for none."""
+    """Return for each step the largest constant that it reads; ``None`` if it reads no large constant."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
     found = [max((n for n in reads(s) if n in sizes), key=sizes.__getitem__, default=None) for s in program.steps]
     return [n if n is not None and sizes[n] >= _LARGE_BYTES else None for n in found]
 
 
 def by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[str | None]) -> list[int]:
-    """Return a lane's steps in an order that rereads weights while a core's caches hold them.
+    """Return a lane's steps in an order that rereads weights while they are still in a core's caches.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[s
 
 
 def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -> float:
-    """Return the bytes of constants that a call reloads if a cache keeps the last ``kept_bytes`` of constants."""
+    """Return the bytes of constants that a call reloads if a cache keeps the last ``kept_bytes`` of them."""
     sizes = {n: program.values[n].nbytes for n in program.constants}
     if sum(sizes.values()) <= kept_bytes:
         return 0.0
@@ -97,7 +97,7 @@ def resident_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, l
 
 
 def passing_bytes(program: Program) -> dict[str, int]:
-    """Return per kernel with constants the bytes that calls touch between two reads of these constants."""
+    """Return for each kernel with constants the bytes that calls touch between two reads of these constants."""
     # The median of a kernel's runs counts. Each read and write of a value counts, up to the largest step's bytes of
     # values in total, because the memory of values is reused.
     sizes = {name: value.nbytes for name, value in program.values.items()} | dict.fromkeys(program.loose, 0)
@@ -120,7 +120,7 @@ def passing_bytes(program: Program) -> dict[str, int]:
 
 
 class _Cache:
-    """Least recently used cache of constants."""
+    """Cache of constants with least-recently-used eviction."""
 
     def __init__(self, kept_bytes: float) -> None:
         self._kept, self._held = kept_bytes, 0.0
@@ -140,7 +140,7 @@ class _Cache:
 
 
 def _as_they_run(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield steps in order, steps of lanes in turn."""
+    """Yield steps in order; take steps of parallel lanes in turn."""
     for step in steps:
         if isinstance(step, ParallelGroup):
             yield from (s for turn in zip_longest(*step.lanes) for s in turn if s is not None)

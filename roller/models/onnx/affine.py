@@ -1,4 +1,4 @@
-"""Folds per-channel scales and shifts (batch normalisation, biases) into the weights of the preceding operator."""
+"""Folds per-channel scales and shifts (batch normalization, biases) into the weights of the preceding operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller.core.dtypes import FLOATS, NARROW_FLOATS
 from roller.models.graph.nodes import Node
 from roller.models.onnx.draft import Draft
 
-#: Most bytes of weights that are copied because other nodes read them too.
+#: Maximum number of bytes of weights that are copied because other nodes read them too.
 _COPY_BYTES = 1 << 26
 #: Two shifts cancel where their sum is at most this fraction of the larger one.
 _LEFT = 2.0**-10
@@ -26,11 +26,11 @@ class Affine:
     scale, shift
         Shape ``(channels,)``, or ``(1,)`` for a single number; ``None`` for 1 and 0.
     axis
-        Axis of the channels, from the front; ``None`` where both are single numbers.
+        Axis of the channels, from the front; ``None`` if both are single numbers.
     origin
-        The node that it represents; ``None`` where it represents several nodes, or one that is rewritten.
+        The node that it represents; ``None`` if it represents several nodes, or a node that is rewritten.
     name, version
-        Name and operator set version of the nodes that it becomes.
+        Name and operator set version for the nodes that replace it.
     """
 
     source: str
@@ -78,7 +78,7 @@ def _outputs(item: Node | Affine) -> tuple[str, ...]:
 
 
 def _affine(draft: Draft, node: Node) -> Affine | None:
-    """Return a node as a scale and a shift of one of its inputs; ``None`` for other nodes."""
+    """Return a node as a scale and a shift of one of its inputs; ``None`` if it is neither."""
     if node.domain or not any(node.outputs[:1]) or draft.values[node.outputs[0]].dtype not in FLOATS:
         return None
     if node.op == "BatchNormalization":
@@ -103,7 +103,7 @@ def _affine(draft: Draft, node: Node) -> Affine | None:
 
 
 def _terms(op: str, position: int, numbers: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return scale and shift of ``x op numbers`` (``position`` 1) or ``numbers op x`` (0)."""
+    """Return the scale and shift for ``x op numbers`` (``position`` 1) or ``numbers op x`` (0)."""
     if op == "Mul":
         return numbers, None
     if op == "Div":
@@ -115,7 +115,7 @@ def _terms(op: str, position: int, numbers: np.ndarray) -> tuple[np.ndarray | No
 
 
 def _channels(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, int | None] | None:
-    """Return a constant as numbers along one axis of ``shape``; ``None`` where it varies along several."""
+    """Return a constant as numbers along one axis of ``shape``; ``None`` if it varies along several."""
     if array.ndim > len(shape) or array.size == 0:
         return None
     wide = (1,) * (len(shape) - array.ndim) + array.shape
@@ -126,7 +126,7 @@ def _channels(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, in
 
 
 def _normalisation(draft: Draft, node: Node) -> Affine | None:
-    """Return a batch normalisation in inference as a scale and a shift."""
+    """Return an inference batch normalization as a scale and a shift."""
     if draft.values[node.outputs[0]].dtype in NARROW_FLOATS:  # its own lowering computes in float32
         return None
     parts = [draft.known(node, p) for p in range(1, 5)]
@@ -145,7 +145,7 @@ def _normalisation(draft: Draft, node: Node) -> Affine | None:
 def _absorbed(
     draft: Draft, before: Node | Affine, affine: Affine, users: dict[str, int]
 ) -> tuple[Node | Affine, ...] | None:
-    """Return what replaces the writer of the source: one item, or one and the rest; ``None`` where both stay."""
+    """Return what replaces the source's writer: one item, or one and the rest; ``None`` if both stay."""
     if isinstance(before, Affine):
         return _composed(before, affine)
     rule = None if before.domain else _LINEAR.get(before.op)
@@ -160,7 +160,7 @@ def _absorbed(
 
 
 def _composed(first: Affine, second: Affine) -> tuple[Affine] | None:
-    """Return two affine maps as one, if their channels lie along one axis."""
+    """Return two affine maps as one, if their channels lie along the same axis."""
     # A product and the sum after it remain two nodes; two operators of the model round separately and are kept.
     if (first.shift is None and second.scale is None) or (first.origin is not None and second.origin is not None):
         return None
@@ -180,7 +180,7 @@ def _cancel(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     """Whether two shifts nearly cancel somewhere, so that the rounding of the first determines the sum."""
     if one is None or other is None:
         return False
-    # For example rounding to integers by adding and subtracting ``1.5 * 2^23``.
+    # For example, rounding to integers by adding and subtracting ``1.5 * 2^23``.
     with np.errstate(invalid="ignore"):  # infinities cancel as well
         left, largest = np.abs(one + other), np.maximum(np.abs(one), np.abs(other))
         return bool((~(left > largest * _LEFT) & (largest > 0)).any())
@@ -222,7 +222,7 @@ def _dtype(name: str) -> np.dtype[np.generic]:
 
 
 def _scaled(weights: np.ndarray, scale: np.ndarray | None, axis: int) -> np.ndarray | None:
-    """Return weights times a scale along one axis, rounded once; ``None`` where a finite weight would overflow."""
+    """Return weights times a scale along one axis, rounded once; ``None`` if a finite weight would overflow."""
     if scale is None:
         return weights
     scale = np.broadcast_to(scale, (weights.shape[axis],))
@@ -284,7 +284,7 @@ def _rewritten(
     draft: Draft, node: Node, affine: Affine, before: np.ndarray, weights: np.ndarray, position: int,
     bias: np.ndarray | None,
 ) -> Node:  # fmt: skip
-    """Return a node with new weights and bias that writes the affine map's output."""
+    """Return a node with new weights and bias and with the affine map's output as its own."""
     inputs = list(node.inputs)
     if weights is not before:
         inputs[1] = draft.constant(f"{inputs[1]}/folded", weights)
@@ -312,7 +312,7 @@ def _gemm(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) -> tupl
 
 
 def _matmul(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) -> tuple[Node | Affine, ...] | None:
-    """Fold a scale into the second factor; a shift remains a sum after it."""
+    """Fold a scale into the second factor; a shift remains as a sum after the product."""
     rank = len(draft.shape(node.outputs[0]))
     if weights.ndim != 2 or affine.axis not in (None, rank - 1) or affine.scale is None:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx
 
-#: Returns the unique name for a local one, ``None`` where there is none.
+#: Returns the unique name for a local one, ``None`` if there is none.
 Find = Callable[[str], str | None]
 
 
@@ -15,7 +15,7 @@ def renamed(
     node: onnx.NodeProto, inputs: Sequence[str], find: Find, prefix: str,
     array: Callable[[onnx.TensorProto], np.ndarray],
 ) -> onnx.NodeProto:  # fmt: skip
-    """Return a copy of a node that reads ``inputs``, with outer names in its bodies replaced."""
+    """Return a copy of a node that reads ``inputs``, with the outer names in its bodies replaced."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     del made.input[:]

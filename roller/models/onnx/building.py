@@ -1,4 +1,4 @@
-"""Helpers of lowerings: tensors and types of a site, windows from attributes, stages of reductions."""
+"""Helpers for lowerings: tensors and types of a site, windows from attributes, and stages of reductions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def tensor(value: Value, dtype: str | None = None, part: str = "") -> Tensor:
 
 
 def types_of(x: Value, y: Value) -> Types:
-    """Return the dtypes of a sum, product or norm of ``x`` that writes ``y``."""
+    """Return the dtypes for a sum, product or norm of ``x`` that writes ``y``."""
     return types("onnx", x.dtype, None, y.dtype)
 
 
 def floats_of(x: Value, y: Value) -> Types:
-    """Return the dtypes as :func:`types_of` does; refuse non-float arithmetic."""
+    """Return the dtypes like :func:`types_of`, but refuse non-float arithmetic."""
     t = types_of(x, y)
     if not t.is_float:
         raise Unsupported(f"it is defined here for floating-point tensors, not {x.dtype}")
@@ -62,7 +62,7 @@ def ended(
     y: Value, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: Types,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """Return a reduction and its ending as :func:`roller.ops.build.ended`, with the intermediate named after ``y``."""
+    """Return a reduction and its ending like :func:`roller.ops.build.ended`; name the intermediate after ``y``."""
     return build.ended(tensor(y), axes, store, body, combiner, t, ending, f"{y.name}/acc")
 
 
@@ -94,7 +94,7 @@ def _per_dimension(site: Site, name: str, rank: int) -> tuple[int, ...]:
 def padding(
     site: Site, size: Sequence[int], covered: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return elements of padding before and after each dimension, from ``auto_pad`` or ``pads``."""
+    """Return the padding elements before and after each dimension, from ``auto_pad`` or ``pads``."""
     rank, mode = len(size), site.attribute("auto_pad", "NOTSET") or "NOTSET"
     if mode == "VALID":
         return ((0, 0),) * rank
@@ -117,6 +117,6 @@ def _hanging(size: int, reach: int, stride: int, pads: tuple[int, int]) -> int:
 
 
 def require_shape(y: Value, shape: Sequence[int]) -> None:
-    """Refuse a site whose declared result has another shape than its lowering writes."""
+    """Refuse a site whose declared result shape differs from the shape that its lowering writes."""
     if tuple(shape) != y.shape:
         raise Unsupported(f"the declared result has shape {y.shape}, its attributes make {tuple(shape)}")

@@ -39,7 +39,7 @@ def completed(
 def corrected(
     found: list[Value | None] | str, node: Node, declared: Sequence[Value | None], inputs: Inputs, constants: Constants
 ) -> list[Value | None] | str:
-    """Return the types of a node's outputs, corrected where inference contradicts the operator's attributes."""
+    """Return the types of a node's outputs, corrected if inference contradicts the operator's attributes."""
     rule = None if node.domain else _MADE.get(node.op)
     if rule is None or isinstance(found, str) or found[0] is None:
         return found
@@ -55,7 +55,7 @@ def corrected(
 
 
 def _transposed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of a ConvTranspose; onnx adds ``output_padding`` even where ``auto_pad`` gives the size."""
+    """Return the shape of a ConvTranspose; onnx adds ``output_padding`` even if ``auto_pad`` gives the size."""
     return shape_of(Site(node, tuple(inputs), (), tuple(constants)))
 
 
@@ -70,7 +70,7 @@ def _pooled(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...]
 
 
 def _resized(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the shape of a Resize to sizes that keep the aspect ratio; onnx rounds in float32."""
+    """Return the shape of a Resize to sizes with the aspect ratio kept; onnx rounds in float32."""
     x, sizes = inputs[0], constants[3] if len(constants) > 3 else None
     if x is None or sizes is None or not sizes.size or 0 in x.shape:
         return None
@@ -107,7 +107,7 @@ def _squeezed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ..
 
 
 def _same(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
-    """Return the input's shape, for operators with a definition or deprecated ones, for which onnx infers none."""
+    """Return the input's shape, for deprecated operators and those with a definition; onnx infers none for these."""
     return None if inputs[0] is None else inputs[0].shape
 
 

@@ -1,6 +1,6 @@
-"""Removes If, Loop and Scan: constant conditions select a branch, others compute both, finite loops are unrolled.
+"""Removes If, Loop and Scan: selects a branch by a constant condition or computes both, and unrolls finite loops.
 
-This is valid because operators have no side effects, and possible where shapes of results do not depend on data.
+This is valid because operators have no side effects, and possible if the shapes of results do not depend on data.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from roller.models.onnx.dynamic_values import leave
 from roller.models.onnx.scope import Scope
 from roller.models.onnx.tracer_interface import GraphTracer
 
-#: Most nodes of an unrolled loop (rounds times nodes of its body).
+#: Maximum number of nodes of an unrolled loop (rounds times nodes of its body).
 MAX_UNROLLED = 20_000
-#: Most rounds of a loop without a trip count.
+#: Maximum number of rounds of a loop without a trip count.
 MAX_ROUNDS = 1024
 
 
@@ -85,7 +85,7 @@ def _graph(node: onnx.NodeProto, attribute: str) -> onnx.GraphProto:
 
 
 def _if(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
-    """Return the results of the branch that a constant condition selects, else a choice between both."""
+    """Return the results of the branch that a constant condition selects, otherwise a choice between both."""
     condition = tracer.constants.get(inputs[0])
     if condition is not None:
         taken = "then" if bool(condition.reshape(-1)[0]) else "else"
@@ -95,7 +95,7 @@ def _if(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scop
 
 
 def _choice(tracer: GraphTracer, condition: str, one: str, other: str, what: str) -> str:
-    """Return ``one`` where the condition holds, else ``other``."""
+    """Return ``one`` if the condition holds, otherwise ``other``."""
     if one == other:
         return one
     if one in tracer.unknown or other in tracer.unknown:
@@ -113,7 +113,7 @@ def _choice(tracer: GraphTracer, condition: str, one: str, other: str, what: str
 
 
 def _loop(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
-    """Unroll a loop; a run-time condition keeps the values from the round in which it fails."""
+    """Unroll a loop; a run-time condition keeps the values from the iteration in which it fails."""
     limit, going, state = _known_limit(tracer, inputs[0]), inputs[1], list(inputs[2:])
     body = _graph(node, "body")
     scans: list[list[str]] = [[] for _ in range(len(body.output) - 1 - len(state))]
@@ -147,7 +147,7 @@ def _loop(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], sc
 
 
 def _known_limit(tracer: GraphTracer, name: str) -> int | None:
-    """Return the trip count of a loop; ``None`` where it has none."""
+    """Return the trip count of a loop; ``None`` if it has none."""
     if not name:
         return None
     array = tracer.constants.get(name)

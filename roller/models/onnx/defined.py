@@ -1,6 +1,6 @@
 """Expands operators without a lowering by their definitions in ONNX.
 
-The definition's nodes are traced like those of a body, in the operator set of the definition, so that their shape
+The definition's nodes are traced like the nodes of a body, in the definition's operator set, so that their shape
 arithmetic becomes constant.
 """
 
@@ -19,7 +19,7 @@ from roller.models.onnx.types import element_type, onnx_dtype, tensor_type
 
 
 def defined(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
-    """Trace the definition of an operator in its place; return whether that was possible and necessary."""
+    """Trace the definition of an operator in place of the operator; return whether that was possible and necessary."""
     if has_lowering(traced.domain, traced.op):
         return False
     schema: Any = tracer.inference.schema(traced)
@@ -47,7 +47,7 @@ def defined(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scop
 
 
 def _definition(tracer: GraphTracer, schema: Any, node: onnx.NodeProto, traced: Node) -> onnx.FunctionProto | None:
-    """Return the definition of an operator in the newest operator set up to the model's."""
+    """Return the definition of an operator in the newest operator set that is not newer than the model's."""
     plain, by_context = schema.function_opset_versions, schema.context_dependent_function_opset_versions
     versions = [v for v in (*plain, *by_context) if v <= max(traced.version, schema.since_version)]
     if not versions:
@@ -75,7 +75,7 @@ def _defaults(schema: Any) -> Iterable[tuple[str, onnx.AttributeProto]]:
 
 
 def _instance(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """Return a node of a definition with references to attributes replaced by the caller's attributes."""
+    """Return a node of a definition whose attribute references are replaced by the caller's attributes."""
     out = onnx.NodeProto()
     out.CopyFrom(node)
     del out.attribute[:]

@@ -33,7 +33,7 @@ class Draft:
         )  # fmt: skip
 
     def close(self) -> Graph:
-        """Return the graph with only the values and constants that it uses."""
+        """Return the graph, reduced to the values and constants that it uses."""
         used = {n for node in self.nodes for n in (*node.inputs, *node.outputs) if n}
         used.update(self.inputs, self.outputs)
         values = {n: v for n, v in self.values.items() if n in used}
@@ -41,7 +41,7 @@ class Draft:
         return Graph(self.name, self.inputs, self.outputs, tuple(self.nodes), values, constants, self.loose)
 
     def users(self) -> Counter[str]:
-        """Return the number of reads of every value; being an output of the graph counts as one."""
+        """Return the number of reads of every value; an output of the graph counts as one read."""
         found: Counter[str] = Counter(n for node in self.nodes for n in node.inputs if n)
         found.update(self.outputs)
         return found
@@ -63,7 +63,7 @@ class Draft:
         return name
 
     def value(self, base: str, like: Value) -> str:
-        """Add a run-time value of the type of ``like`` under a unique name; return that name."""
+        """Add a run-time value with the type of ``like`` under a unique name; return that name."""
         name = self._fresh(base)
         self.values[name] = replace(like, name=name)
         return name
@@ -77,7 +77,7 @@ class Draft:
         return name
 
     def known(self, node: Node, position: int) -> np.ndarray | None:
-        """Return the value of a constant input; ``None`` for an absent or run-time one."""
+        """Return the value of a constant input; ``None`` if the input is absent or a run-time value."""
         return self.constants.get(node.inputs[position]) if position < len(node.inputs) else None
 
     def given(self, node: Node, position: int) -> bool:

@@ -77,14 +77,14 @@ def merge_nodes(draft: Draft, once_only: frozenset[str]) -> bool:
 
 
 def _fingerprint(array: np.ndarray) -> Hashable:
-    """Return a hash key that equal arrays share; exact for small ones."""
+    """Return a hash key that equal arrays share; exact for small arrays."""
     flat = array.reshape(-1) if array.nbytes <= _WHOLE_BYTES else _sample(array)
     digest = hashlib.blake2b(np.ascontiguousarray(flat).view(np.uint8).tobytes(), digest_size=16).digest()
     return array.dtype.name, array.shape, digest
 
 
 def _sample(array: np.ndarray) -> np.ndarray:
-    """Return elements at a few positions; reads few pages of a memory map."""
+    """Return elements at a few positions; for a memory map, this reads few pages."""
     places = np.linspace(0, array.size - 1, _PLACES).astype(np.int64)
     at = np.minimum(places[:, None] + np.arange(_NEIGHBOURS), array.size - 1).reshape(-1)
     return np.asarray(array[np.unravel_index(at, array.shape)])
@@ -101,7 +101,7 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _frozen(value: Any) -> Hashable:
-    """Return an attribute as a sortable key; -0.0 and 0.0 differ."""
+    """Return an attribute as a sortable key that distinguishes -0.0 from 0.0."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.name}{value.shape}{hashlib.blake2b(value.tobytes()).hexdigest()}"
     return repr(value)

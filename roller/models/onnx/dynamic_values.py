@@ -28,7 +28,7 @@ UNKNOWN_SHAPE = "the shape of its result is known only at run time"
 def leave(
     tracer: GraphTracer, node: onnx.NodeProto, inputs: Sequence[str], scope: Scope, label: str, reason: str
 ) -> bool:
-    """Leave a node to another runtime; return whether onnx can infer its results' types, which this needs."""
+    """Leave a node to another runtime; return whether onnx can infer its result types, which this requires."""
     parts = tracer.loose
     if parts is None:
         return False
@@ -95,7 +95,7 @@ def _loose(name: str, found: onnx.TypeProto) -> DynamicOutput:
 
 
 def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutput]) -> None:
-    """Refuse values at the borders of regions whose dtype steps do not support."""
+    """Refuse values at region borders whose dtype is not supported by steps."""
     odd = {n: v.dtype or "no tensor of numbers" for n, v in loose.items() if v.dtype not in DTYPE_BYTES}
     for node in whole:
         for n in (*node.inputs, *node.outputs) if isinstance(node, Region) else ():
@@ -110,7 +110,7 @@ def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutpu
 
 
 def _groups(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
-    """Return the group number of every node: a region's, or its own."""
+    """Return the group number of every node: its region's, or its own."""
     # Nodes joined by values of unknown shape are one group, including nodes on paths that leave and re-enter it.
     writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
     group = list(range(len(nodes)))
@@ -159,7 +159,7 @@ def _cycles(roots: Sequence[int], readers: Mapping[int, set[int]], sources: Mapp
 
 
 def _live(graph: Graph) -> list[Node]:
-    """Return the nodes that outputs depend on; abandoned bodies have left others."""
+    """Return the nodes that outputs depend on, without nodes left over from abandoned bodies."""
     wanted, kept = set(graph.outputs), list[Node]()
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):

@@ -1,4 +1,4 @@
-"""Building blocks of lowerings: axes of a result, broadcast loads, element-wise stages."""
+"""Building blocks of lowerings: axes of a result, broadcast loads, and element-wise stages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def axes_of(shape: Sequence[int]) -> tuple[Axis, ...]:
 
 
 def tensor(value: Value) -> Tensor:
-    """Return the tensor of a value; refuse empty tensors and dtypes that kernels lack."""
+    """Return the tensor of a value; refuse empty tensors and dtypes that kernels do not support."""
     if value.dtype not in DTYPE_BYTES:
         raise Unsupported(f"{value.dtype} is no dtype of kernels (they take {', '.join(sorted(DTYPE_BYTES))})")
     if 0 in value.shape:
@@ -51,7 +51,7 @@ def tensor(value: Value) -> Tensor:
 
 
 def broadcast(value: Value, shape: Sequence[int], axes: Sequence[Axis]) -> Load:
-    """Return the load of ``value`` at a point of ``shape``, by NumPy's broadcasting rules."""
+    """Return a load of ``value`` at a point of ``shape``, by NumPy's broadcasting rules."""
     read = tensor(value)
     lead = len(shape) - len(read.shape)
     if lead < 0 or any(s not in (1, t) for s, t in zip(read.shape, shape[lead:], strict=True)):
@@ -61,7 +61,7 @@ def broadcast(value: Value, shape: Sequence[int], axes: Sequence[Axis]) -> Load:
 
 
 def scalar_constant(site: Site, position: int) -> int | float | None:
-    """Return a constant input of one element as a number; ``None`` for others, and for numbers that are not finite."""
+    """Return a constant one-element input as a number; ``None`` for other inputs and for non-finite numbers."""
     value = site.constant(position)
     if value is None or value.size != 1 or value.dtype.name not in DTYPE_BYTES:
         return None
@@ -70,12 +70,12 @@ def scalar_constant(site: Site, position: int) -> int | float | None:
 
 
 def computed(dtype: str) -> str:
-    """Return the dtype for computing values of ``dtype``: float32 for narrower floats."""
+    """Return the dtype in which values of ``dtype`` are computed: float32 for narrower floats."""
     return "float32" if dtype in NARROW_FLOATS else dtype
 
 
 def operand(site: Site, position: int, axes: Sequence[Axis]) -> Scalar:
-    """Return an input at a point of the result in its computation dtype, a literal for a constant scalar."""
+    """Return an input at a point of the result, in its computation dtype; a constant scalar becomes a literal."""
     value = site.required(position)
     number = scalar_constant(site, position)
     if number is not None:
@@ -103,7 +103,7 @@ def moved(
     site: Site, index: Callable[[tuple[Axis, ...]], Sequence[Index]], *, guard: Sequence[Bound] = (),
     outside: float = 0.0,
 ) -> Compute:  # fmt: skip
-    """Return the stage of a pure movement of input 0: one load at ``index(axes)`` of the output."""
+    """Return a stage that only moves input 0: one load at ``index(axes)``, computed from the output's axes."""
     axes = axes_of(site.output.shape)
     read = tensor(site.required(0))
     body = Load(read.name, tuple(index(axes)), tuple(guard), outside)
@@ -111,7 +111,7 @@ def moved(
 
 
 def converted(x: Scalar, source: str, target: str) -> Scalar:
-    """Return ``x`` of dtype ``source`` as ``target``: integers truncate towards zero, non-zero is true."""
+    """Return ``x`` of dtype ``source`` as ``target``: integers truncate towards zero; non-zero becomes true."""
     if source == target:
         return x
     if target == "bool":

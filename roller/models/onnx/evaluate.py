@@ -1,4 +1,4 @@
-"""Evaluation of nodes with constant inputs: NumPy where exact and cheap, onnx's reference for other small nodes."""
+"""Evaluation of nodes with constant inputs: NumPy if exact and cheap, and onnx's reference for other small nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from roller.expr import FUNCTIONS
 from roller.models.graph.steps import Value
 from roller.models.onnx.types import onnx_dtype
 
-#: Most elements of one folded constant; one that repeats a single element needs no memory.
+#: Maximum number of elements of one folded constant; one that repeats a single element needs no memory.
 MAX_ELEMENTS = 1 << 26
 MAX_REPEATED_ELEMENTS = 1 << 30
 #: Most input and output elements of one node, and of all nodes of a model, for the reference (plain Python).
 MAX_REFERENCE_ELEMENTS = 1 << 18
 MAX_REFERENCE_TOTAL = 1 << 25
-#: Most bytes of all folded constants together.
+#: Maximum number of bytes of all folded constants together.
 MAX_FOLDED_BYTES = 1 << 31
 
 Arrays = Sequence[np.ndarray]
@@ -40,7 +40,7 @@ class Evaluator:
         self, node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None],
         outputs: Sequence[Value | None],
     ) -> list[np.ndarray] | None:  # fmt: skip
-        """Return the outputs, or ``None`` where the node stays for run time."""
+        """Return the outputs, or ``None`` if the node remains for run time."""
         if self._version < _SINCE.get(node.op_type, 0) or _is_kept(node, attributes, inputs):
             return None
         if self._bytes_left <= 0 or any(v is not None and v.elements > MAX_REPEATED_ELEMENTS for v in outputs):
@@ -98,7 +98,7 @@ _SINCE = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
 
 
 def _tried(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray] | None:
-    """Return the result of a function; ``None`` where it raises, so that the node stays for run time."""
+    """Return the result of a function; ``None`` if it raises, so that the node remains for run time."""
     try:
         found: list[np.ndarray] | None = function(*arguments)
     except Exception:  # noqa: BLE001 - rules and the reference raise any exception for unsupported inputs
@@ -107,7 +107,7 @@ def _tried(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray] | 
 
 
 def _fits(found: Sequence[np.ndarray], outputs: Sequence[Value | None]) -> bool:
-    """Whether results have the inferred types; otherwise inference is trusted and nothing is folded."""
+    """Whether results have the inferred types; if not, trust inference and fold nothing."""
     for array, value in zip(found, outputs, strict=False):
         if not isinstance(array, np.ndarray) or array.dtype.kind in "OUS":
             return False
@@ -224,7 +224,7 @@ def _quotient(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | 
 
 @_rule("LogSoftmax")
 def _log_softmax(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
-    """Return the log-softmax without a logarithm of an exponential that underflowed to 0, unlike the reference."""
+    """Return the log-softmax without the logarithm of an exponential that underflowed to 0, unlike onnx's reference."""
     x = inputs[0]
     if x.dtype.kind != "f":
         return None

@@ -14,7 +14,7 @@ from roller.models.onnx.types import dtype_name, onnx_dtype
 
 
 class ExternalData:
-    """The external files of one model; only files below ``folder`` are opened, none where it is ``None``."""
+    """The external files of one model; only files below ``folder`` are opened, none if it is ``None``."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = None if folder is None else Path(os.path.realpath(folder))

@@ -19,7 +19,7 @@ from roller.models.onnx.types import element_type, onnx_dtype
 
 
 def leave_outside(low: Lowering) -> list[Refused]:
-    """Replace refused nodes by ONNX Runtime subgraphs; return those for which that is impossible."""
+    """Replace refused nodes by ONNX Runtime subgraphs; return the nodes for which that is impossible."""
     stuck = [why for p in low.refused if (why := _untyped(p, low)) is not None]
     if stuck or not low.refused:
         return stuck
@@ -34,7 +34,7 @@ def leave_outside(low: Lowering) -> list[Refused]:
 
 
 def _untyped(part: Refused, low: Lowering) -> Refused | None:
-    """Return the refusal of a node whose values cannot be passed between steps; otherwise ``None``."""
+    """Return the refusal for a node whose values cannot be passed between steps; otherwise ``None``."""
     for name in (*part.inputs, *part.outputs):
         value = low.values.get(name)
         if value is None:
@@ -131,7 +131,7 @@ def subgraph(
 
 
 def node_proto(node: Node) -> onnx.NodeProto:
-    """Return a node as a message with attribute types of its schema."""
+    """Return a node as a message with the attribute types of its schema."""
     made = onnx.helper.make_node(node.op, node.inputs, node.outputs, node.name, domain=node.domain or None)
     try:
         known = onnx.defs.get_schema(node.op, node.version, node.domain).attributes if node.version else {}

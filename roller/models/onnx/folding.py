@@ -11,7 +11,7 @@ from roller.models.onnx.padding import fold_padding
 from roller.models.onnx.quantised.rewrite import to_integers
 from roller.models.onnx.simplify import simplify
 
-#: Most sweeps over a graph; each is linear in its nodes, and two or three suffice for real models.
+#: Maximum number of sweeps over a graph; each is linear in its nodes, and two or three suffice for real models.
 MAX_ROUNDS = 8
 
 #: Operators whose results differ between two uses with equal inputs.
@@ -24,8 +24,8 @@ RANDOM = frozenset(
 def fold(graph: Graph) -> Graph:
     """Return an equivalent graph with fewer nodes; inputs and outputs keep their names, types and order."""
     # No-ops and dead nodes are removed. Consecutive movements merge; scales and shifts per channel (batch
-    # normalisation) are folded into preceding weights in float64 and rounded once; zero padding is folded into the next
-    # convolution; equal constants and nodes merge; quantised models compute with integers where that is exact.
+    # normalization) are folded into preceding weights in float64 and rounded once; zero padding is folded into the next
+    # convolution; equal constants and nodes merge; quantized models compute with integers where that is exact.
     draft = Draft.of(graph)
     remove_dead(draft)
     for _ in range(MAX_ROUNDS):

@@ -9,7 +9,7 @@ import onnx
 from roller.errors import ModelError
 from roller.models.onnx.ordering import MAX_DEPTH
 
-#: Most nodes after expansion; functions that call functions grow exponentially.
+#: Maximum number of nodes after expansion; functions that call functions grow exponentially.
 MAX_EXPANDED = 400_000
 #: Deepest nesting of calls.
 MAX_CALLS = 64
@@ -51,7 +51,7 @@ def _overload(proto: onnx.FunctionProto | onnx.NodeProto) -> str:
 
 
 def _all_nodes(nodes: Iterable[onnx.NodeProto], where: str, depth: int) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those of their bodies."""
+    """Yield nodes and the nodes of their bodies."""
     if depth > MAX_DEPTH:
         raise ModelError(f"{where}: bodies are nested deeper than {MAX_DEPTH}.")
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Inference of a node's output types from its input types and small constants, one node at a time, with a cache."""
+"""Cached inference of output types from input types and small constants, one node at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.models.onnx.completing import completed, corrected
 from roller.models.onnx.loading import Loaded
 from roller.models.onnx.types import element_type, onnx_dtype, static_value, tensor_type
 
-#: Most elements of constants passed to shape inference: shapes, axes, pads, split sizes.
+#: Maximum number of elements of constants passed to shape inference: shapes, axes, pads, split sizes.
 MAX_SHAPE_ELEMENTS = 4096
 
 #: Attributes for which onnx's inference uses a wrong default: name and correct default.
@@ -27,7 +27,7 @@ class Inference:
     Parameters
     ----------
     declared
-        Types declared by the model, used where inference gives none; empty where shapes were overridden.
+        Types declared by the model, used if inference gives none; empty if shapes were overridden.
     values, constants
         Known values and constants by unique name, which the tracer extends.
     loose
@@ -117,7 +117,7 @@ class Inference:
         self, schema: onnx.defs.OpSchema, node: onnx.NodeProto, traced: Node, names: Mapping[str, str],
         data: Mapping[str, onnx.TensorProto],
     ) -> Mapping[str, onnx.TypeProto] | str:  # fmt: skip
-        """Return onnx's inference for a node; ``names`` maps the node's input names to unique ones."""
+        """Return the result of onnx's inference for a node; ``names`` maps the node's input names to unique ones."""
         given = {n: self._type(name) for n, name in names.items()}
         if (forgotten := _FORGOTTEN.get(node.op_type)) is not None and forgotten[0] not in traced.attributes:
             told, node = node, onnx.NodeProto()
@@ -145,7 +145,7 @@ class Inference:
         return tensor_type(element_type(onnx_dtype(value.dtype)), value.shape)
 
     def _imports_of(self, traced: Node) -> list[onnx.OperatorSetIdProto]:
-        """Return the operator sets of a node: the model's, or those of a definition."""
+        """Return the operator sets of a node: the model's operator sets, or a definition's."""
         if self.loaded.opsets.get(traced.domain) == traced.version:
             return self._imports
         return [onnx.helper.make_opsetid(traced.domain, traced.version)]

@@ -1,7 +1,7 @@
 """Memory-mapped access to large weights inside a model file, while protobuf parses the rest.
 
-Parsing and extracting copy each byte of the weights, most of the time and memory of reading. Unusual files are left to
-protobuf.
+Parsing and extraction each copy every byte of the weights, which accounts for most of the time and memory of reading.
+Unusual files are left to protobuf.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class Weights:
-    """Locations of the large initialisers of a file: offset and bytes by position in the graph's initialisers."""
+    """Locations of a file's large initializers: offset and size in bytes by position in the graph's initializers."""
 
     path: Path | None = None
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def array(self, number: int, tensor: onnx.TensorProto) -> np.ndarray | None:
-        """Return an initialiser as a read-only map; ``None``, with its bytes restored, where it must be parsed."""
+        """Return an initializer as a read-only map; ``None``, with its bytes restored, if it must be parsed."""
         from roller.models.onnx.types import dtype_name, onnx_dtype
 
         if number not in self.places or self.path is None:
@@ -55,7 +55,7 @@ class Weights:
 
 
 def without_weights(path: Path) -> tuple[bytes, Weights] | None:
-    """Return a file's message without large weights, and their locations; ``None`` for none or an unusual file."""
+    """Return a file's message without large weights, and their locations; ``None`` if none or an unusual file."""
     size = path.stat().st_size
     if size < _LEAST_BYTES:
         return None
@@ -94,7 +94,7 @@ def _slim(data: mmap.mmap, least: int) -> tuple[bytes, dict[int, tuple[int, int]
 
 
 def _raw(data: mmap.mmap, first: int, last: int, least: int) -> tuple[bytes, tuple[int, int]] | None:
-    """Return a tensor without its raw data, and their location; ``None`` where they are small or absent."""
+    """Return a tensor without its raw data, and their location; ``None`` if they are small or absent."""
     if last - first < least:
         return None
     rest, found = list[bytes](), list[tuple[int, int]]()

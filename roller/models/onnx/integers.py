@@ -1,7 +1,8 @@
-"""Sums of products of 8-bit integers, with zero points moved out of the sum where that is exact.
+"""Sums of products of 8-bit integers, with zero points moved out of the sum if that is exact.
 
-With constant weights, ``sum (x - x0) (w - w0)`` is ``sum x w' - x0 sum w'`` with ``w' = w - w0``: where ``w'`` fits 8
-bits, a sum of plain products, for which processors have instructions, and a constant per column. Padding reads ``x0``.
+With constant weights, ``sum (x - x0) (w - w0)`` is ``sum x w' - x0 sum w'`` with ``w' = w - w0``: if ``w'`` fits 8
+bits, this is a sum of plain products, for which processors have instructions, and a constant per column. Padding reads
+``x0``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Ended:
 
 
 def centred(weights: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarray | None:
-    """Return constant weights minus their zero points in 8 bits; ``None`` where they need more.
+    """Return constant weights minus their zero points in 8 bits; ``None`` if they need more bits.
 
     Examples
     --------
@@ -66,7 +67,7 @@ def fits(weights: np.ndarray, bias: np.ndarray | None, axis: int) -> bool:
 
 
 def ended(site: Site, along: Index, totals: np.ndarray) -> Ended:
-    """Return the ending of a sum of plain products: the zero point of input 2 times ``-totals``, and the bias."""
+    """Return the ending of a sum of plain products: input 2's zero point times ``-totals``, and the bias."""
     zero, known, bias = site.input(2), site.constant(2), site.constant(BIAS)
     name, shift = site.output.name, np.zeros(1, np.int64)
     constants, moving = dict[str, np.ndarray](), zero is not None and known is None

@@ -19,7 +19,7 @@ class Sampling:
     Parameters
     ----------
     source, target
-        Elements of the axis before and after.
+        Number of elements along the axis before and after.
     scale
         Target positions per source position: a ratio of sizes, or :func:`simplest` of a factor.
     mode
@@ -40,7 +40,7 @@ class Sampling:
         return np.asarray(places / unit, np.float64)
 
     def places(self) -> tuple[np.ndarray, int]:
-        """Return exact source positions ``(target,)`` as integers in a common unit, and the unit."""
+        """Return the exact source positions ``(target,)`` as integers in a common unit, and that unit."""
         # The last bit decides which neighbour is nearest: ``4.5 * 20 / 6 - 0.5`` is 14.5, but 14.499999 with the
         # float32 nearest to ``6 / 20``.
         slope, first = self._line()
@@ -50,7 +50,7 @@ class Sampling:
         return np.arange(self.target).astype(np.int64 if small else object) * step + begin, unit
 
     def _line(self) -> tuple[Fraction, Fraction]:
-        """Return the step of source positions, and the first."""
+        """Return the step between source positions, and the first position."""
         half, scale, n = Fraction(1, 2), Fraction(self.scale), self.source
         step = 1 / scale
         if self.mode == "half_pixel" or (self.mode == "pytorch_half_pixel" and self.target > 1):
@@ -87,7 +87,7 @@ def resized(
 
     Examples
     --------
-    Of 3 x 5 elements that must not get larger than 7 x 8, both sides grow by 8/5:
+    If 3 x 5 elements must not grow beyond 7 x 8, both sides grow by 8/5:
 
     >>> resized((3, 5), (7, 8), (0, 1), "not_larger")
     ([Fraction(8, 5), Fraction(8, 5)], (5, 8))
@@ -137,7 +137,7 @@ def _between(low: Fraction, high: Fraction) -> Fraction:
 
 
 def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
-    """Return the source position of each target element, ``(target,)``; ``rounding`` is ONNX's nearest_mode."""
+    """Return the source position of each target element ``(target,)``; ``rounding`` is ONNX's nearest_mode."""
     x, unit = sampling.places()
     if rounding == "simple":  # before version 11: down where an axis grows, up where it shrinks
         rounding = "ceil" if sampling.scale < 1 else "floor"
@@ -171,7 +171,7 @@ def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
 def weights(
     sampling: Sampling, kind: str, *, cubic_a: float = -0.75, antialias: bool = False, exclude_outside: bool = False
 ) -> np.ndarray:
-    """Return the weight of every source position in every target position, float64 ``(target, source)``."""
+    """Return the weight of every source position for every target position, float64 ``(target, source)``."""
     kernel, reach = (_linear, 1) if kind == "linear" else (_cubic(cubic_a), 2)
     stretch = min(1.0, float(sampling.scale)) if antialias else 1.0
     x = sampling.coordinates()
@@ -194,10 +194,10 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class Band:
-    """The non-zero weights of an interpolation matrix, at positions that an access map can express.
+    """The non-zero weights of an interpolation matrix, at positions that can be expressed by an access map.
 
-    Target ``y`` takes ``table[y, k]`` times source ``step * (y // period) + offset + k``; positions outside of the
-    source have zero weight. ``table`` is float64 ``(target, taps)``.
+    Target ``y`` takes ``table[y, k]`` times source ``step * (y // period) + offset + k``; positions outside the source
+    have zero weight. ``table`` is float64 ``(target, taps)``.
     """
 
     step: int
@@ -207,11 +207,11 @@ class Band:
 
 
 def band(table: np.ndarray) -> Band | None:
-    """Return the narrowest band that holds all weights; ``None`` if it is wider than half the source.
+    """Return the narrowest band that contains all weights; ``None`` if it is wider than half the source.
 
     Examples
     --------
-    Rows of a picture that grows from 3 to 5 lie between two rows of it:
+    When a picture grows from 3 to 5 rows, each new row lies at or between old rows:
 
     >>> found = band(np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 1, 0]]))
     >>> found.step, found.period, found.offset, found.table.tolist()

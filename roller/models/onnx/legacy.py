@@ -1,7 +1,7 @@
-"""Conversion of nodes from operator sets before 7 to set 7 during tracing, when shapes are known.
+"""Conversion of nodes from operator sets before 7 to set 7, during tracing, when shapes are known.
 
-onnx's own converter (1.23) is not used: it supports ``axis`` only at the first or last dimensions, not for logic and
-comparisons, and leaves PRelu slopes where set 7 reads them along the last axis.
+onnx's own converter (1.23) is not used: it supports ``axis`` only at the first or last dimensions and not for logic and
+comparisons, and leaves PRelu slopes in a shape that set 7 aligns with the last axis.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roller.models.onnx.tracer_interface import GraphTracer
 
 
 class _Odd(Exception):
-    """A node cannot be converted to set 7."""
+    """The reason why a node cannot be converted to set 7."""
 
 
 Inputs: TypeAlias = tuple[str, ...]
@@ -26,7 +26,7 @@ Rule: TypeAlias = Callable[[GraphTracer, onnx.NodeProto, Inputs], Inputs]
 
 
 def modern(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[onnx.NodeProto, Inputs] | str:
-    """Return a node of ONNX's own domain and its inputs in set 7, or the reason why that is impossible."""
+    """Return a node of ONNX's own domain and its inputs, converted to set 7, or the reason why that is impossible."""
     if tracer.loaded.written not in range(1, OLDEST):
         return node, inputs
     out = onnx.NodeProto()
@@ -43,7 +43,7 @@ def modern(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[o
 
 
 def _say_defaults(node: onnx.NodeProto, written: int) -> None:
-    """Add attributes whose defaults differ between the node's own set and set 7 (the constants of Selu)."""
+    """Add attributes whose defaults differ between the node's own set and set 7 (such as the constants of Selu)."""
     said = {a.name for a in node.attribute}
     later = _defaults(node.op_type, OLDEST)
     for name, default in _defaults(node.op_type, written).items():
@@ -52,7 +52,7 @@ def _say_defaults(node: onnx.NodeProto, written: int) -> None:
 
 
 def _defaults(operator: str, version: int) -> dict[str, onnx.AttributeProto]:
-    """Return the attributes of an operator in a set, by name; one without a default holds no value."""
+    """Return the attributes of an operator in a set, by name; those without a default have no value."""
     try:
         schema = onnx.defs.get_schema(operator, version, "")
     except onnx.defs.SchemaError:  # not an ONNX operator
@@ -121,7 +121,7 @@ def _product(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Input
 
 
 def _slopes(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Reshape PRelu slopes per channel to align with the channels."""
+    """Reshape per-channel PRelu slopes to align with the channels."""
     x, slope = (tracer.values[n] for n in inputs)
     if len(slope.shape) == 1 and slope.elements != 1 and len(x.shape) > 1 and slope.shape[0] == x.shape[1]:
         return inputs[0], _reshaped(tracer, node, inputs[1], (slope.elements, *(1,) * (len(x.shape) - 2)))
@@ -129,7 +129,7 @@ def _slopes(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs
 
 
 def _inference(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Refuse training mode; without ``is_test`` a node is in inference, as in set 7."""
+    """Refuse training mode; without ``is_test``, a node is in inference mode, as in set 7."""
     if _value(node, "is_test", 1) == 0:
         raise _Odd("is_test=0 is training. Export the model for inference")
     _dropped(node, "is_test")
@@ -188,7 +188,7 @@ def _parts(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
 
 
 def _repeats(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
-    """Convert the repetition of one axis of a Tile to repetitions of all."""
+    """Convert a Tile's repetition of one axis to repetitions of all axes."""
     if len(inputs) < 3:
         return inputs
     tiles, axis = (tracer.constants.get(n) for n in inputs[1:3])

@@ -38,13 +38,13 @@ class Loaded:
     Parameters
     ----------
     graph
-        Without initialisers and without calls of local functions.
+        Graph without initializers and without calls to local functions.
     opsets
-        Versions by domain; ``""`` is ONNX's own, where sets before 7 are given as 7.
+        Versions by domain; ``""`` is ONNX's own domain, for which sets before 7 are given as 7.
     written
         Version of ONNX's own domain in the file.
     array
-        Reads a tensor of a body, whose data may be external.
+        Function that reads a tensor in a body, whose data may be external.
     """
 
     name: str
@@ -73,7 +73,7 @@ def load(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path | Non
 
 
 def _contents(path: Path) -> tuple[bytes, Weights]:
-    """Return the message of a file, and the locations of weights that it lacks."""
+    """Return the message in a file, and the locations of the weights that the message lacks."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -102,7 +102,7 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
 
 
 def _other_format(data: bytes) -> str:
-    r"""Return a description of data that are no ONNX model, with a remedy; empty where they may be one.
+    r"""Return a description of data that are not an ONNX model, with a remedy; empty if they may be one.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def _is_text(start: bytes) -> bool:
 
 
 def _apart(model: onnx.ModelProto, label: str, external: ExternalData, weights: Weights) -> Loaded:
-    """Separate the weights and inline functions, in a new message."""
+    """Create a new message in which weights are separated and functions are inlined."""
     source = model.graph
     name = source.name or label
     check_names(source, label)
@@ -159,7 +159,7 @@ def _apart(model: onnx.ModelProto, label: str, external: ExternalData, weights: 
 
 
 def check_names(graph: onnx.GraphProto, where: str, depth: int = 0) -> None:
-    """Refuse names that are not UTF-8 (protobuf returns them as bytes), and bodies nested too deep."""
+    """Refuse names that are not UTF-8 (protobuf returns them as bytes), and bodies nested too deeply."""
     if depth > MAX_DEPTH:
         raise ModelError(f"{where}: bodies are nested deeper than {MAX_DEPTH}.")
     entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
@@ -190,7 +190,7 @@ def _opsets(model: onnx.ModelProto, name: str) -> dict[str, int]:
 def _inlined(
     model: onnx.ModelProto, graph: onnx.GraphProto, initialisers: dict[str, np.ndarray], name: str
 ) -> onnx.GraphProto:
-    """Return the graph with calls of local functions replaced by their bodies."""
+    """Return the graph with calls to local functions replaced by their bodies."""
     check_expansion(model.functions, graph, name)
     shell = onnx.ModelProto(ir_version=model.ir_version)
     shell.opset_import.extend(model.opset_import)

@@ -31,7 +31,7 @@ _MOST_REWRITES = 32
 
 
 def lower_graph(graph: Graph) -> Lowering:
-    """Lower every node; nodes without a lowering become refused parts."""
+    """Lower every node; nodes without one become refused parts."""
     out = Lowering(graph, values=dict(graph.values), constants=dict(graph.constants))
     found: list[Part] = []
     repeats = Repeats()
@@ -68,7 +68,7 @@ def _some(names: list[str], most: int = 4) -> str:
 
 
 def _lowered(node: Node, origin: str, out: Lowering, depth: int) -> list[Part]:
-    """Lower one node and the nodes that it is rewritten into."""
+    """Lower one node, including the nodes that it is rewritten into."""
     if isinstance(node, Region):
         return [FallbackSubgraph(node.attributes["model"], node.inputs, node.outputs, node.members)]
     for name in node.outputs:
@@ -154,7 +154,7 @@ def _stages(node: Node, found: Compute, out: Lowering, nodes: tuple[str, ...]) -
 
 
 def _literal(s: Stage, constants: Mapping[str, np.ndarray]) -> Stage:
-    """Return a stage with at least one spatial axis, to tile, and with scalar constants as literals."""
+    """Return a stage with at least one spatial axis (for tiling) and with scalar constants as literals."""
 
     def leaf(n: Scalar) -> Scalar:
         held = constants.get(n.tensor) if isinstance(n, Load) and not n.guard else None

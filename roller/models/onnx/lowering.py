@@ -1,8 +1,8 @@
 """The registry of ONNX operator lowerings, and their result types.
 
-A lowering takes one node with types and constant inputs (:class:`Site`) and returns stages of a tensor expression over
-the graph's value names, a view, a concatenation, a library call, or simpler nodes. A new operator is one decorated
-function below ``operators/``.
+A lowering takes one node with its types and constant inputs (:class:`Site`) and returns stages of a tensor expression
+over the graph's value names, a view, a concatenation, a library call, or simpler nodes. A new operator needs one
+decorated function below ``operators/``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Site:
     Parameters
     ----------
     inputs, outputs
-        Types; ``None`` for an absent optional one.
+        Types; ``None`` for an absent optional input or output.
     constants
-        Values of constant inputs; ``None`` for others.
+        Values of constant inputs; ``None`` for other inputs.
     """
 
     node: Node
@@ -41,11 +41,11 @@ class Site:
     constants: tuple[np.ndarray | None, ...]
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or ``default`` where the node lacks it."""
+        """Return an attribute, or ``default`` if the node lacks it."""
         return self.node.attributes.get(name, default)
 
     def input(self, position: int) -> Value | None:
-        """Return the type of an input, ``None`` if it is absent."""
+        """Return the type of an input; ``None`` if it is absent."""
         return self.inputs[position] if position < len(self.inputs) else None
 
     def required(self, position: int) -> Value:
@@ -56,7 +56,7 @@ class Site:
         return found
 
     def constant(self, position: int) -> np.ndarray | None:
-        """Return the value of a constant input, ``None`` for others."""
+        """Return the value of a constant input; ``None`` for other inputs."""
         return self.constants[position] if position < len(self.constants) else None
 
     def known(self, position: int, what: str) -> np.ndarray | None:
@@ -89,7 +89,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """The first output is a contiguous range of the input at ``position``, from element ``offset`` on."""
+    """The first output is a contiguous range of the input at ``position``, starting at element ``offset``."""
 
     position: int = 0
     offset: int = 0
@@ -104,7 +104,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Called:
-    """A function of :mod:`roller.models.session.library`; ``inputs`` are value names, by default all of the node's."""
+    """A function of :mod:`roller.models.session.library`; ``inputs`` are value names, by default all node inputs."""
 
     function: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Called:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """Equivalent simpler nodes, which are lowered in turn; ``values`` has the types of intermediate values."""
+    """Equivalent simpler nodes, which are lowered in turn; ``values`` gives the types of intermediate values."""
 
     nodes: tuple[Node, ...]
     values: Mapping[str, Value] = field(default_factory=dict)
@@ -149,7 +149,7 @@ def has_lowering(domain: str, op: str) -> bool:
 
 
 def no_lowering(node: Node) -> str:
-    """Return the reason for refusing a node whose operator has no lowering."""
+    """Return the reason to refuse a node whose operator has no lowering."""
     return f"operator {node.op}{f' of domain {node.domain!r}' if node.domain else ''} has no lowering"
 
 

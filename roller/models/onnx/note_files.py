@@ -1,7 +1,7 @@
-"""Files of large weights that a noted program refers to, and the identity by which changes are detected.
+"""Files of large weights that a cached program refers to, and the identity by which changes to them are detected.
 
-A file is unchanged if :func:`identity` is: the change time cannot be set by programs. Because clocks have ticks, a file
-written shortly before is not settled and gets no note.
+A file is unchanged if its :func:`identity` is, because programs cannot set the change time. Because file clocks are
+coarse, a recently written file is not settled and gets no note.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SETTLED_S = 2.5
 
 
 def identity(path: Path) -> list[int] | None:
-    """Return device, inode, bytes, modification and change time (ns) of a regular file; otherwise ``None``."""
+    """Return device, inode, size, modification and change times (ns) of a regular file; otherwise ``None``."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -45,7 +45,7 @@ def inside(folder: Path, location: str) -> Path | None:
 
 
 def place_of(array: np.ndarray, folder: Path) -> tuple[str, int] | None:
-    """Return the file below ``folder`` that holds a large array, and the offset in bytes; ``None`` if there is none."""
+    """Return the file below ``folder`` that contains a large array, and the byte offset; ``None`` if there is none."""
     held: Any = array
     while isinstance(held, np.ndarray) and not isinstance(held.base, mmap.mmap):
         held = held.base
@@ -60,7 +60,7 @@ def place_of(array: np.ndarray, folder: Path) -> tuple[str, int] | None:
 
 
 def mapped(folder: Path, location: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Return an array as a memory map of a file; raise ``ValueError`` or ``OSError`` where that fails."""
+    """Return an array as a memory map of a file; raise ``ValueError`` or ``OSError`` if that fails."""
     path = inside(folder, location)
     if path is None:
         raise ValueError(location)
@@ -68,7 +68,7 @@ def mapped(folder: Path, location: str, offset: int, dtype: np.dtype[Any], shape
 
 
 def locations(model: Any) -> set[str]:
-    """Return the external files of a model (``ModelProto``), including those of bodies and functions."""
+    """Return the external files of a model (``ModelProto``), including those in bodies and functions."""
     found = {e.value for t in _tensors(model.graph) for e in t.external_data if e.key == "location"}
     for function in model.functions:
         found |= {e.value for t in _of_nodes(function.node) for e in t.external_data if e.key == "location"}

@@ -27,9 +27,9 @@ class Chosen:
     types
         Final types by input.
     original
-        Declared types, with open dimensions as in ``types``.
+        Declared types, with open dimensions filled in as in ``types``.
     old_batch, new_batch
-        Set where a batch size was replaced: constants of the model may still contain the old one.
+        Set if a batch size was replaced: constants of the model may still contain the old size.
     changed
         Whether the caller changed a declared number.
     """
@@ -43,12 +43,12 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Rebatching:
-    """Correction of constants of a model that contain another batch size than the one traced.
+    """Correction of model constants that contain a batch size other than the one traced.
 
     Parameters
     ----------
     old, new
-        Batch size in the constants, and the requested one.
+        Batch size in the constants, and the requested batch size.
     before
         Types of all values at the old batch size.
     """
@@ -58,7 +58,7 @@ class Rebatching:
     before: Mapping[str, Value]
 
     def target(self, shape: np.ndarray, source: Value, output: str) -> np.ndarray | None:
-        """Return the corrected target of a Reshape; ``None`` where its own is right."""
+        """Return the corrected target of a Reshape; ``None`` if its own target is right."""
         # Only where source, result and target had the old batch as first dimension, and the source has the new one now.
         was, result = self.before.get(source.name), self.before.get(output)
         if was is None or result is None or not (was.shape and result.shape and source.shape) or shape.ndim != 1:
@@ -127,7 +127,7 @@ def _override(model: str, name: str, dims: Dims | None, given: Sequence[int], sy
 
 
 def _set_batch(chosen: dict[str, Dims | None], free: Mapping[str, Dims], batch: int) -> int | None:
-    """Set the first dimension of inputs in place; return the number it replaced, ``None`` if it was a symbol."""
+    """Set the first dimension of inputs in place; return the number replaced (``None`` if it was a symbol)."""
     symbolic = {n: d for n, d in free.items() if not isinstance(d[0], int)}
     if symbolic:
         bound = {d[0] for d in symbolic.values() if isinstance(d[0], str)}
@@ -171,7 +171,7 @@ def _constant_type(loaded: Loaded, name: str, dtype: str, dims: Dims | None, val
 
 
 def _was(now: Value, dims: Dims | None) -> Value:
-    """Return the declared type, with open dimensions as in ``now``."""
+    """Return the declared type, with open dimensions filled in as in ``now``."""
     if dims is None or len(dims) != len(now.shape):
         return now
     return Value(

@@ -41,14 +41,14 @@ def fold_padding(draft: Draft) -> bool:
 
 
 def _own_pads(node: Node, spatial: int) -> tuple[int, ...] | None:
-    """Return the pads of a node, ``None`` where they depend on its input's size."""
+    """Return the pads of a node; ``None`` if they depend on its input's size."""
     if node.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
         return None
     return tuple(node.attributes.get("pads", (0,) * (2 * spatial)))
 
 
 def _zero_pads(draft: Draft, pad: Node) -> list[int] | None:
-    """Return the amounts of a zero Pad, all begins before all ends; ``None`` for other Pads."""
+    """Return the amounts of a zero Pad, all starts before all ends; ``None`` for other Pads."""
     if pad.attributes.get("mode", "constant") != "constant":
         return None
     rank = len(draft.shape(pad.inputs[0]))

@@ -1,4 +1,4 @@
-"""Partition of a graph into a program: every node lowered, parts fused into kernels."""
+"""Partition of a graph into a program: every node is lowered, and parts are fused into kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def partition(graph: Graph, *, fallback: str | None = None) -> Program:
 
 @gc_paused()
 def partition_with_report(graph: Graph, *, fallback: str | None = None) -> Partition:
-    """Return the program of a graph with a report on its nodes."""
+    """Return the program of a graph, with a report on its nodes."""
     fallback = fallback_of(fallback, graph.name)
     low = lower_graph(graph)
     refused = low.refused
@@ -39,7 +39,7 @@ def partition_with_report(graph: Graph, *, fallback: str | None = None) -> Parti
 
 
 def program_of(low: Lowering) -> Program:
-    """Return the program of parts in order."""
+    """Return the program that consists of parts in order."""
     kernels: dict[str, KernelSource] = {}
     known: dict[tuple[int, tuple[int, ...]], str] = {}
     steps = tuple(_run(p, low, kernels, known) if isinstance(p, Piece) else _step(p, low, kernels) for p in low.parts)
@@ -53,7 +53,7 @@ def program_of(low: Lowering) -> Program:
 def _run(
     piece: Piece, low: Lowering, kernels: dict[str, KernelSource], known: dict[tuple[int, tuple[int, ...]], str]
 ) -> Run:
-    """Return the step of one piece; the kernel of a form is created once."""
+    """Return the step for one piece; the kernel of a form is created once."""
     label = " + ".join(piece.nodes)
     at = id(piece.form), tuple(k for k, name in enumerate(piece.inputs) if name in low.constants)
     if at not in known:
@@ -63,7 +63,7 @@ def _run(
 
 
 def _step(part: Named, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
-    """Return the step of one part; enter its kernel in ``kernels``."""
+    """Return the step for one part; store its kernel in ``kernels``."""
     if isinstance(part, Computed):
         for s in part.stages:
             if s.name in part.outputs:

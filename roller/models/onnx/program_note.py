@@ -1,7 +1,7 @@
 """Cached programs of models, so that a model is partitioned once.
 
-A note's name is a digest of all inputs of the program: the model's bytes, overrides, roller's sources and package
-versions. External and large weights are not hashed but identified by their files (``note_files.py``).
+The name of a note is a digest of all inputs to the program: the model's bytes, overrides, roller's sources and package
+versions. External and large weights are not hashed; they are identified by their files (``note_files.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from roller.models.onnx.inline import without_weights
 from roller.models.onnx.note_files import identity, inside, locations, mapped, place_of, settled
 from roller.runtime.cache_key import code_digest
 
-#: Most bytes of a noted model, and of the constants in a note; and the most notes kept.
+#: Maximum number of bytes of a noted model, and of the constants in a note; maximum notes kept.
 MOST_BYTES, MOST_NOTES = 1 << 26, 16
 #: Exceptions of reading a damaged note or of writing one.
 _DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RollerError)
@@ -49,7 +49,7 @@ class ProgramNote:
     folder
         The cache folder; ``None`` disables the note.
     base_dir
-        Folder of external weights; the folder of the model by default.
+        Folder of external weights; by default the folder of the model.
     """
 
     folder: Path | None
@@ -59,7 +59,7 @@ class ProgramNote:
     base_dir: str | Path | None = None
 
     def load_or_make(self, make: Callable[[], Program]) -> Program:
-        """Return the cached program, or make and cache it."""
+        """Return the cached program, or create and cache it."""
         began, path = time.time(), self.path()
         known = None if path is None else self._read(path)
         if known is not None:
@@ -101,7 +101,7 @@ class ProgramNote:
         return Path(self.model).parent if isinstance(self.model, (str, Path)) else None
 
     def _files(self, began_s: float) -> dict[str, list[int]] | None:
-        """Return the files whose weights the digest excludes; ``None`` where one is not settled."""
+        """Return the files whose weights the digest excludes; ``None`` if one is not settled."""
         found, folder = _contents(self.model), self._beside
         if found is None:
             return None
@@ -121,7 +121,7 @@ class ProgramNote:
         return files
 
     def path(self) -> Path | None:
-        """Return the file of the note, ``None`` for a model without one."""
+        """Return the path of the note; ``None`` for a model without one."""
         found = None if self.folder is None else _contents(self.model)
         if self.folder is None or found is None:
             return None
@@ -173,7 +173,7 @@ def _version(package: str) -> str:
 
 
 def _bytes_of(program: Program, folder: Path | None, files: Mapping[str, list[int]]) -> bytes | None:
-    """Return a program as bytes; ``None`` where too many constants are in none of the files."""
+    """Return a program as bytes; ``None`` if too many constants are not in any of the files."""
     rows: list[list[Any]] = []
     inside_note = list[np.ndarray]()
     for array in program.constants.values():
@@ -197,7 +197,7 @@ def _bytes_of(program: Program, folder: Path | None, files: Mapping[str, list[in
 
 
 def _program_of(data: bytes, folder: Path | None) -> Program:
-    """Return the program of a note; raise one of several errors where it is damaged or external files changed."""
+    """Return the program in a note; raise one of several errors if it is damaged or external files changed."""
     whole = memoryview(data)[_SUM:]
     if hashlib.sha256(whole).digest() != data[:_SUM]:
         raise ValueError("checksum")
@@ -234,7 +234,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _same(one: Program, other: Program, folder: Path | None) -> bool:
-    """Whether two programs are equal, with constants equal bitwise or at the same location of a file."""
+    """Whether two programs are equal, with constants equal bitwise or at the same location in a file."""
     if one.constants.keys() != other.constants.keys():
         return False
     for name, array in one.constants.items():
@@ -251,7 +251,7 @@ def _same(one: Program, other: Program, folder: Path | None) -> bool:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a note atomically, and remove the oldest ones."""
+    """Write a note atomically, and remove the oldest notes."""
     with whole_file(path) as file:
         file.write(data)
     notes = sorted(path.parent.glob(f"*{_SUFFIX}"), key=_age)

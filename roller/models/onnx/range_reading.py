@@ -1,4 +1,4 @@
-"""Reads a model at sample sizes of its ranges, and derives formulas of lengths that depend on the sizes."""
+"""Reads a model at sample sizes of its ranges, and derives formulas for lengths that depend on the sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roller.models.graph.steps import ParallelGroup, Program, Run, Step, runs_of
 #: Number of sample sizes, of those that are not corners at least, of further ones per round where several formulas fit,
 #: and of rounds.
 _POINTS, _BETWEEN, _MORE, _ROUNDS = 9, 4, 2, 8
-#: Most candidates for sample sizes.
+#: Maximum number of candidates for sample sizes.
 _TRIED = 2000
 
 
@@ -32,11 +32,11 @@ class Reading:
     Parameters
     ----------
     box
-        The sizes, and lengths derived from them.
+        The sizes and the lengths derived from them.
     points
         The sample sizes with all derived lengths.
     programs
-        The program at each, with equal steps.
+        The program at each of these points, with equal steps.
     largest
         The program at the largest sizes.
     """
@@ -48,7 +48,7 @@ class Reading:
 
 
 def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
-    """Read a model at enough sizes to determine every length of its values."""
+    """Read a model at enough sizes to determine every dimension of its values."""
     box = box.told
     corners = _corners(box)
     several = (p for p in _points(box) if p not in corners)
@@ -71,7 +71,7 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
 
 
 def _ends(box: Box) -> list[dict[str, int]]:
-    """Return combinations of least and largest sizes that cover all four pairs of every two sizes, the least first.
+    """Return combinations of smallest and largest sizes that cover all four pairs for any two sizes, smallest first.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def _corners(box: Box) -> list[dict[str, int]]:
 
 
 def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
-    """Verify the formulas of lengths and result shapes at the ends."""
+    """Verify the formulas for lengths and result shapes at the ends."""
     # Sizes of 1 are checked only here: their steps differ, because axes of one element vanish.
     names = list(found.programs[0].values)
     told = general([[list(p.values[n].shape) for n in names] for p in found.programs], Fitter(found.points))
@@ -120,7 +120,7 @@ def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
 
 
 def _points(box: Box) -> Iterator[dict[str, int]]:
-    """Yield sample sizes: no two of a sample are equal, none is 1, not all are the largest."""
+    """Yield sample sizes: within a sample, no two are equal, none is 1, and not all are the largest."""
     found: list[dict[str, int]] = []
     for p in itertools.islice(box.points(5), _TRIED):
         wide = all(x > 1 for x in p.values()) and len(set(p.values())) == len(p)
@@ -137,7 +137,7 @@ def _tells(sizes: Sizes, doubts: Sequence[tuple[Formula, Formula]]) -> bool:
 def _lengths(
     programs: Sequence[Program], points: Sequence[Sizes]
 ) -> tuple[dict[str, Formula], list[tuple[Formula, Formula]]]:
-    """Return named formulas of lengths that are no products of sizes, and pairs of formulas that both fit."""
+    """Return named formulas for lengths that are not products of sizes, and pairs of formulas that both fit."""
     # A stride gives ``floor((h + 1) / 2)``, padding ``h + 2``; all other lengths are products of sizes and these.
     known = [dict(p) for p in points]
     found: dict[str, Formula] = {}
@@ -165,7 +165,7 @@ def _unused(name: str, taken: Collection[str]) -> str:
 
 
 def _dims(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:
-    """Yield distinct lengths that differ between programs, in the order of the model's values."""
+    """Yield the distinct lengths that differ between programs, in the order of the model's values."""
     seen = set()
     shapes = [[v.shape for v in p.values.values()] + _inside(p) for p in programs]
     for several in zip(*shapes, strict=False):
@@ -176,13 +176,13 @@ def _dims(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:
 
 
 def _inside(program: Program) -> list[tuple[int, ...]]:
-    """Return the shapes of kernels' stages, and their axes."""
+    """Return the shapes and axes of the kernels' stages."""
     stages = [s for k in program.kernels.values() for s in k.expression.stages]
     return [shape for s in stages for shape in (s.output.shape, tuple(a.extent for a in s.axes))]
 
 
 def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program], largest: Program) -> Reading:
-    """Return the reading, with the largest sizes among the points if the steps are the same there."""
+    """Return the reading; include the largest sizes among the points if the steps are the same there."""
     # A step that truncates may vanish at the largest sizes. Their program is then derived from the other sizes, and
     # must have the same kernels and result shapes.
     whole = [*points, box.high]
@@ -200,18 +200,18 @@ def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program
 
 
 def _computed(program: Program) -> set[str]:
-    """Return the keys of a program's kernels, independent of names."""
+    """Return the keys of a program's kernels, regardless of names."""
     return {source.expression.key for source in program.kernels.values()}
 
 
 def _computed_at(programs: Sequence[Program], points: Sequence[Sizes], sizes: Sizes) -> set[str]:
-    """Return the keys of kernels generalised to the given sizes."""
+    """Return the keys of kernels generalized to the given sizes."""
     several = ([p.kernels[k].expression for p in programs] for k in programs[0].kernels)
     return {SymbolicExpr.of(e, points).at(sizes).key for e in several}
 
 
 def _named(program: Program) -> Program:
-    """Return a program whose kernels are named in order of first use, independent of sizes."""
+    """Return a program whose kernels are named in order of first use, regardless of sizes."""
     names: dict[str, str] = {}
     for run in runs_of(program.steps):
         names.setdefault(run.kernel, f"k{len(names)}")

@@ -29,7 +29,7 @@ def read(
     model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None, lenient: bool = False,
 ) -> Graph:  # fmt: skip
-    """Return the graph of an ONNX model with static shapes, nodes in order and folded constants."""
+    """Return the graph of an ONNX model with static shapes, ordered nodes and folded constants."""
     sizes, given, batch, base_dir = shapes_of(shapes), arrays_of(values), batch_of(batch), folder_of(base_dir)
     try:
         from roller.models.onnx.loading import load
@@ -83,7 +83,7 @@ def _declared(loaded: Loaded) -> dict[str, Value]:
 
 
 def _trace(tracer: Tracer, types: Mapping[str, Value], values: Mapping[str, Any]) -> Tracer:
-    """Trace a whole model with inputs of these types."""
+    """Trace a whole model with inputs of the given types."""
     graph, names = tracer.loaded.graph, tracer.root.names
     for name, array in tracer.loaded.initialisers.items():
         if name not in values:

@@ -22,7 +22,7 @@ _FALLBACK = "fallback='onnxruntime' leaves what it can to ONNX Runtime."
 
 
 def refusal_of(tracer: GraphTracer, inputs: Sequence[str]) -> UnsupportedError | None:
-    """Return the error that lists all nodes that cannot be compiled; ``None`` where the reader refused none."""
+    """Return the error that lists all nodes that cannot be compiled; ``None`` if the reader refused none."""
     nodes = [n for n in tracer.nodes if tracer.loose is None or n.name not in tracer.loose.nodes]
     odd = {node.name: value for node in nodes if (value := _odd(tracer, node)) is not None}
     told = (f"{n.op} '{n.name}': '{odd[n.name].name}' is {odd[n.name].dtype}, which is not compiled"
@@ -42,7 +42,7 @@ def refusal_of(tracer: GraphTracer, inputs: Sequence[str]) -> UnsupportedError |
 
 
 def _odd(tracer: GraphTracer, node: Node) -> Value | None:
-    """Return the first value of a node whose dtype kernels do not support."""
+    """Return the first value of a node that has a dtype that kernels do not support."""
     values = (tracer.values[n] for n in (*node.inputs, *node.outputs) if n)
     return next((v for v in values if v.dtype not in DTYPE_BYTES), None)
 
@@ -71,7 +71,7 @@ def _unlowered(
 
 
 def behind(tracer: GraphTracer, node: onnx.NodeProto, traced: Node) -> None:
-    """Count a node that reads a refused node's output, or refuse it where its operator suffices for that."""
+    """Count a node that reads a refused node's output, or refuse it if its operator is reason enough."""
     schema: Any = tracer.inference.schema(traced)
     spelled = schema is not None and (schema.has_function or schema.has_context_dependent_function)
     if has_lowering(traced.domain, traced.op) or spelled or is_control(node):

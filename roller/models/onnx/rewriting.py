@@ -17,7 +17,7 @@ VERSION = 21
 
 
 class Steps:
-    """Collects the nodes of a rewriting, with types of intermediate values."""
+    """Collects the nodes of a rewriting, with the types of intermediate values."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -56,7 +56,7 @@ class Steps:
         self.values.update({v.name: v for v in outputs if v is not None})
 
     def part(self, x: Value, offset: int, shape: Sequence[int]) -> Value:
-        """Return a contiguous range of a value from element ``offset`` on, as a view."""
+        """Return a contiguous range of a value, starting at element ``offset``, as a view."""
         known = self.constants.get(x.name)
         if known is None:
             known = next((c for v, c in zip(self.site.inputs, self.site.constants, strict=True) if v == x), None)

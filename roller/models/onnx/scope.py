@@ -21,7 +21,7 @@ class Scope:
     used
         Local names that are read; other outputs are dropped.
     opsets
-        Versions by domain where they differ from the model's: in operator definitions.
+        Versions by domain if they differ from the model's, as in operator definitions.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -31,13 +31,13 @@ class Scope:
     opsets: Mapping[str, int] | None = None
 
     def version(self, domain: str, default: Mapping[str, int]) -> int:
-        """Return the version of a domain here; ``default`` has the model's versions."""
+        """Return the version of a domain in this scope; ``default`` contains the model's versions."""
         if self.opsets is None and self.parent is not None:
             return self.parent.version(domain, default)
         return (self.opsets or {}).get(domain, default.get(domain, 0))
 
     def find(self, name: str) -> str | None:
-        """Return the unique name of a local or outer name, ``None`` if there is none."""
+        """Return the unique name of a local or outer name; ``None`` if there is none."""
         scope: Scope | None = self
         while scope is not None:
             found = scope.names.get(name)

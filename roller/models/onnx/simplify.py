@@ -20,7 +20,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Scene:
-    """The graph before the sweep, and the writers of values among nodes kept so far."""
+    """The graph before the sweep, and the writers of values among the nodes kept so far."""
 
     draft: Draft
     producers: Mapping[str, Node]
@@ -108,12 +108,12 @@ def _always(scene: Scene, node: Node) -> Same | None:
 
 
 def _untouched(scene: Scene, node: Node) -> Same | None:
-    """Drop Reshape, Expand, Tile, Cast and the like without effect."""
+    """Drop Reshape, Expand, Tile, Cast and similar nodes that have no effect."""
     return Same(node.inputs[0]) if node.inputs[0] and _same_type(scene, node) else None
 
 
 def _alone(scene: Scene, node: Node) -> Same | None:
-    """Drop Concat, Sum, Max ... of one input, and Split into one output."""
+    """Drop Concat, Sum, Max ... with one input, and Split with one output."""
     return Same(node.inputs[0]) if len(node.inputs) == 1 and _same_type(scene, node) else None
 
 
@@ -139,7 +139,7 @@ def _pad(scene: Scene, node: Node) -> Same | None:
 
 
 def _neutral(scene: Scene, node: Node) -> Same | None:
-    """Drop x * 1, x / 1, x - 0; x + 0 of integers, and x + -0 of floats (-0 + 0 is 0)."""
+    """Drop x * 1, x / 1 and x - 0, x + 0 for integers, and x + -0 for floats (-0 + 0 is 0)."""
     neutral = 1 if node.op in ("Mul", "Div") else 0
     for position in (1, 0) if node.op in ("Mul", "Add") else (1,):
         array, source = scene.draft.known(node, position), node.inputs[1 - position]

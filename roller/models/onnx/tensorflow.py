@@ -1,4 +1,4 @@
-"""Import of TensorFlow's frozen graphs by tf2onnx."""
+"""Import of frozen TensorFlow graphs by tf2onnx."""
 
 from __future__ import annotations
 

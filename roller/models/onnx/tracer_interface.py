@@ -1,4 +1,4 @@
-"""Interface of the tracer for modules that expand a node into others."""
+"""Interface of the tracer for modules that expand a node into other nodes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class DynamicNodes:
     Parameters
     ----------
     types
-        ONNX types of values of unknown shape, by unique name.
+        ONNX types of values with unknown shapes, by unique name.
     nodes
-        Messages of these nodes by node name, with unique names of values.
+        Messages for these nodes by node name, with unique names for values.
     reasons
-        Reasons by node name.
+        Reasons for leaving these nodes to the other runtime, by node name.
     """
 
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Traces a model in topological order: infers types, folds constants, collects the other nodes.
+"""Traces a model in topological order: infers types, folds constants, and collects the other nodes.
 
 Input shapes are static, so that one pass suffices: computed shapes (``Shape``, ``Gather``, ``Concat`` ...) are
 constants before they are used.
@@ -32,19 +32,19 @@ from roller.models.onnx.scope import Scope
 from roller.models.onnx.tracer_interface import DynamicNodes
 from roller.models.onnx.types import array_value, plain_attribute, too_large
 
-#: Most nodes of all bodies after unrolling.
+#: Maximum number of nodes of all bodies after unrolling.
 MAX_BODY_NODES = 50_000
 
 
 class Tracer:
-    """State of tracing a model.
+    """State during the tracing of a model.
 
     Parameters
     ----------
     declared
-        Types declared by the model, used where inference gives none; empty where shapes were overridden.
+        Types declared by the model, used if inference gives none; empty if shapes were overridden.
     loose
-        Receives nodes whose results have no known shape; ``None`` refuses them.
+        Receives nodes whose results have unknown shapes; if ``None``, such nodes are refused.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Tracer:
         self._evaluators: dict[int, Evaluator] = {}
 
     def is_loose(self, name: str) -> bool:
-        """Whether the shape of a value is known only at run time, for another runtime to compute."""
+        """Whether a value's shape is known only at run time, so that another runtime computes the value."""
         return self.loose is not None and name in self.loose.types
 
     def constant(self, name: str, array: np.ndarray) -> None:
@@ -78,7 +78,7 @@ class Tracer:
         self.values[name], self.constants[name] = array_value(name, array), array
 
     def define(self, scope: Scope, local: str) -> str:
-        """Return a new unique name for a local one."""
+        """Return a new unique name for a local name."""
         if local in scope.names:
             raise ModelError(f"{self.loaded.name}: two nodes write '{local}'. A value is written once.")
         scope.names[local] = name = self.fresh(scope.prefix + local)
@@ -251,7 +251,7 @@ class Tracer:
     def _with_required(
         self, names: tuple[str, ...], traced: Node, types: Sequence[Value | None], scope: Scope
     ) -> tuple[str, ...]:
-        """Return the names of outputs, with new ones for unread outputs that precede a read one and are required."""
+        """Return the names of outputs, with new names for unread required outputs that precede a read output."""
         # Unread outputs determine the meaning of others (positions of a TopK) or their offset (a Split).
         schema = self.inference.schema(traced)
         read = max((k for k, n in enumerate(names) if n), default=0)

@@ -1,4 +1,4 @@
-"""Conversion of ONNX types: element types, static shapes, and attributes as plain Python."""
+"""Conversion of ONNX types: element types, static shapes, and attributes as plain Python values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_VALUE_BYTES = 1 << 36
 
 @cache
 def dtype_name(element_type: int) -> str | None:
-    """Return the NumPy-style name of an ONNX element type, ``None`` for others (strings, undefined)."""
+    """Return the NumPy-style name of an ONNX element type; ``None`` if there is none (strings, undefined)."""
     try:
         found = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
     except (KeyError, TypeError, ValueError):
@@ -75,7 +75,7 @@ def static_value(name: str, declared: onnx.TypeProto) -> Value | str:
 
 
 def too_large(value: Value) -> str | None:
-    """Return the reason why a value is too large, ``None`` if it is not."""
+    """Return the reason why a value is too large; ``None`` if it is not."""
     nbytes = value.elements * np.dtype(onnx_dtype(value.dtype)).itemsize
     if nbytes > MAX_VALUE_BYTES:
         return f"'{value.name}' of shape {list(value.shape)} takes {nbytes} bytes, more than {MAX_VALUE_BYTES}"
@@ -84,7 +84,7 @@ def too_large(value: Value) -> str | None:
 
 @cache
 def onnx_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name, from ``ml_dtypes`` where NumPy lacks it."""
+    """Return the NumPy dtype with a name, from ``ml_dtypes`` if NumPy lacks it."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -95,7 +95,7 @@ def onnx_dtype(name: str) -> np.dtype[Any]:
 
 
 def plain_attribute(attribute: onnx.AttributeProto, where: str) -> Any:
-    """Return an attribute as plain Python: int, float, str, tuples of them, or an array."""
+    """Return an attribute as a plain Python value: int, float, str, tuples of them, or an array."""
     kind = attribute.type
     proto = onnx.AttributeProto
     if attribute.ref_attr_name:
@@ -116,7 +116,7 @@ def plain_attribute(attribute: onnx.AttributeProto, where: str) -> Any:
 
 
 def inline_array(tensor: onnx.TensorProto, where: str) -> np.ndarray:
-    """Return a tensor whose data is in the model as an array."""
+    """Return, as an array, a tensor whose data is in the model."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise ModelError(f"{where}: tensor '{tensor.name}' lies outside the model, where only initialisers may.")
     _check_claim(tensor, where)
@@ -127,7 +127,7 @@ def inline_array(tensor: onnx.TensorProto, where: str) -> np.ndarray:
 
 
 def _check_claim(tensor: onnx.TensorProto, where: str) -> None:
-    """Refuse a tensor with more elements than its data can hold, before any allocation."""
+    """Refuse a tensor with more elements than its data can contain, before any allocation."""
     claimed = 1
     for dim in tensor.dims:
         if dim < 0:

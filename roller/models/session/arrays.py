@@ -57,7 +57,7 @@ class ArrayReader:
     Parameters
     ----------
     verify
-        Whether :meth:`get` compares checksums; :meth:`check` compares all at once.
+        Whether :meth:`get` verifies checksums; :meth:`check` verifies all at once.
     """
 
     def __init__(self, path: Path, nbytes: int, verify: bool) -> None:

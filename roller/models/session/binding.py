@@ -26,9 +26,9 @@ class Operand:
     Parameters
     ----------
     shape, dtype
-        As the step sees it; a kernel sees bfloat16 as bits.
+        Shape and dtype as the step sees them; a kernel sees bfloat16 as bits.
     place
-        Its location; ``None`` for constants.
+        Location of the memory; ``None`` for constants.
     held
         The array of a constant.
     loose
@@ -67,7 +67,7 @@ class BoundCopy:
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A library function or another runtime; ``None`` stands for an absent input or output."""
+    """A library function or another runtime; ``None`` denotes an absent input or output."""
 
     step: Call | Foreign
     inputs: tuple[Operand | None, ...]
@@ -76,7 +76,7 @@ class BoundCall:
 
 @dataclass(frozen=True)
 class BoundTogether:
-    """Lanes; ``apart`` tells whether they may run on separate threads: no step calls Python or starts threads."""
+    """Lanes; ``apart``: whether they may run on separate threads because no step calls Python or starts threads."""
 
     lanes: tuple[tuple[Bound, ...], ...]
     apart: bool
@@ -181,7 +181,7 @@ class _Binder:
 
 
 def wakes_threads(bound: Bound) -> bool:
-    """Whether a step runs on threads other than its caller's."""
+    """Whether a step also runs on threads other than its caller's."""
     if isinstance(bound, BoundTogether):
         return bound.apart or any(wakes_threads(b) for lane in bound.lanes for b in lane)
     if isinstance(bound, BoundCopy):

@@ -43,7 +43,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 1 if an input is refused or the model is wrong, else 0."""
+    """Run the command line; return 1 if an input is refused or the model is wrong, otherwise 0."""
     return run_command(_parser(), {"run": _run, "verify": _verify}, arguments)
 
 

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 def run_bundle(
     folder: Path, out: Path, device: Device, *, samples: int = 50, say: Say = lambda line: None
 ) -> dict[str, Any]:
-    """Check a bundle's model on a device, then time it step by step, as a graph, and per step."""
+    """Check a bundle's model on a device, then time it launched step by step, as a graph, and per step."""
     bundle, properties = ModelBundle(folder), device.properties()
     bundle.check(properties)
     header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
@@ -50,7 +50,7 @@ def run_bundle(
 def phases(
     bundle: ModelBundle, device: Device, samples: int, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row per phase missing from ``known``; a wrong model ends them."""
+    """Yield a row for each phase missing from ``known``; stop if the model is wrong."""
     bundle.check(device.properties())
     left = [p for p in PHASES if p not in known]
     if not left or not known.get("check", {"ok": True})["ok"]:
@@ -100,17 +100,17 @@ class _Subject:
         return {"ok": all(r["ok"] for r in rows), "outputs": rows, "tests": len(self._expected)}
 
     def steps(self) -> dict[str, Any]:
-        """Time all steps launched one by one."""
+        """Time all steps together, launched one by one."""
         return self._timed(self._frame.launch)
 
     def graph(self) -> dict[str, Any]:
-        """Time all steps as a graph."""
+        """Time all steps together, launched as a graph."""
         if not self._frame.capture():
             return {"median_s": None, "reason": self._frame.no_graph}
         return self._timed(self._frame.replay)
 
     def profile(self) -> dict[str, Any]:
-        """Time every step, launched one by one."""
+        """Time each step, launched one by one."""
         plan, count = self._session.plan, max(1, min(self._samples, 20))
         times = self._frame.profile(count)
         rows = [{"step": step_label(s), "measured_s": times[id(s)], "predicted_s": predicted_s(s, plan)}
@@ -125,7 +125,7 @@ class _Subject:
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the largest difference over the largest magnitude; infinite where only one of two values is finite.
+    """Return the largest difference over the largest magnitude; infinite if only one of two values is finite.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def step_label(step: Step) -> str:
 
 
 def predicted_s(step: Step, plan: Plan) -> float | None:
-    """Return the predicted seconds of a step, the longest lane's for a group; ``None`` without a prediction."""
+    """Return the predicted seconds of a step, or those of a group's longest lane; ``None`` without a prediction."""
     if isinstance(step, ParallelGroup):
         lanes = [[predicted_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
         return max(map(sum, lanes), default=0.0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ModelCalls(HeldHere, ABC):
-    """A model that is ready to run; several threads may call it. It cannot be copied.
+    """A model that is ready to run; several threads may call it. Copying is not supported.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class ModelCalls(HeldHere, ABC):
 
     @abstractmethod
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> Mapping[int, float]:
-        """Return the median seconds of every step, lanes included, by ``id``, over at least ``count`` calls."""
+        """Return the median seconds of every step, including lanes, by ``id``, over at least ``count`` calls."""
 
     def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
         """Time every step.
@@ -49,14 +49,14 @@ class ModelCalls(HeldHere, ABC):
         Parameters
         ----------
         feeds
-            Arrays by name; random ones when ``None``.
+            Arrays by name; random ones if ``None``.
         repeats
-            Least number of timed calls, whole and step by step, after a few warm-up calls.
+            Minimum number of timed calls, both whole and step by step, after a few warm-up calls.
 
         Returns
         -------
         Profile
-            Per step predicted and measured seconds, share, bottleneck, and the nodes that it computes.
+            Predicted and measured seconds, share, bottleneck, and computed nodes of each step.
 
         Raises
         ------
@@ -102,17 +102,17 @@ class ModelCalls(HeldHere, ABC):
         Parameters
         ----------
         *arguments
-            One mapping of names to arrays returns a dict of all outputs. Arrays in the order of the inputs return the
-            output, or a tuple of outputs. Names of outputs (or ``None`` for all) and a mapping, as for ONNX Runtime's
-            ``run(output_names, feeds)``, return a list. Arrays are NumPy or have ``__dlpack__`` in host memory, and are
-            copied only if strided; a GPU also takes CuPy and torch arrays on the device without a copy through the
-            host.
+            For one mapping of names to arrays, a dict of all outputs is returned; for arrays in the order of the
+            inputs, the output or a tuple of outputs; for output names (or ``None`` for all) and a mapping, as in ONNX
+            Runtime's ``run(output_names, feeds)``, a list. Arrays are NumPy arrays or host-memory objects with
+            ``__dlpack__``, and are copied only if strided; a GPU also takes CuPy and torch arrays on the device without
+            a copy through the host.
         out
             Arrays to write into: one (for a single output), a sequence in order, or a mapping by name.
         on_device
-            Whether results stay on the GPU: CuPy arrays, or torch tensors where an input is one on the GPU, ordered
-            after the caller's current stream and not synchronised; CuPy gets bfloat16 as bits. No effect on a
-            processor.
+            Whether results stay on the GPU: CuPy arrays, or torch tensors if an input is a torch tensor on the GPU.
+            They are ordered after the caller's current stream and not synchronized; CuPy gets bfloat16 as bits. This
+            has no effect on a processor.
 
         Returns
         -------
@@ -122,7 +122,7 @@ class ModelCalls(HeldHere, ABC):
         Raises
         ------
         LaunchError
-            If an input is missing, unknown or has another shape or dtype, or an ``out`` does not fit.
+            If an input is missing, is unknown, or has another shape or dtype, or if an ``out`` does not fit.
         """
         if len(arguments) == 1 and isinstance(arguments[0], Mapping):
             made = self._call(self.feeds.named(arguments[0]), out, on_device)
@@ -141,7 +141,7 @@ class ModelCalls(HeldHere, ABC):
 
 
 def ends_of(session: ModelCalls) -> str:
-    """Return the inputs and outputs of a session as text, with ``?`` for unknown dimensions."""
+    """Return a text description of a session's inputs and outputs, with ``?`` for unknown dimensions."""
 
     def one(end: Described) -> str:
         dims = "?" if end.shape is None else ", ".join("?" if d is None else str(d) for d in end.shape)

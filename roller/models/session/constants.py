@@ -1,4 +1,4 @@
-"""Constants of a session: packed once; the original is released where only the packed form is read."""
+"""Constants of a session: packed once; the original is released if only the packed form is read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Constants:
     Parameters
     ----------
     arrays
-        Constants that calls read unpacked, by name.
+        Constants that calls read in unpacked form, by name.
     panels
         Packed constants, in the order of the kernel's panels.
     """
@@ -48,7 +48,7 @@ class Constants:
 
 
 def steps_of(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield all steps, with groups replaced by the steps of their lanes."""
+    """Yield all steps, replacing groups by the steps of their lanes."""
     for step in steps:
         if isinstance(step, ParallelGroup):
             yield from itertools.chain.from_iterable(steps_of(lane) for lane in step.lanes)
@@ -69,7 +69,7 @@ def panel_key(run: Run, kernel: LoadedKernel) -> PanelKey:
 
 
 def read_as_they_are(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str]:
-    """Return the constants that steps read unpacked."""
+    """Return the constants that steps read in unpacked form."""
     found: set[str] = set()
 
     def note(name: str) -> None:
@@ -89,7 +89,7 @@ def read_as_they_are(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str
 
 
 def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], consume: bool = False) -> Constants:
-    """Pack the constants of a plan; ``consume`` removes originals that only their packed form is read of."""
+    """Pack the constants of a plan; ``consume`` removes originals that are read only in packed form."""
     check_kernels(plan, kernels)
     given, raw = plan.program.constants, read_as_they_are(plan, kernels)
     panels: dict[PanelKey, tuple[np.ndarray, ...]] = {}
@@ -142,7 +142,7 @@ def constant_of(name: str, plan: Plan, given: Mapping[str, np.ndarray]) -> np.nd
 
 
 def _readable(array: np.ndarray) -> np.ndarray:
-    """Return a contiguous, aligned array that is not memory-mapped; itself if it is one already."""
+    """Return a contiguous, aligned array that is not memory-mapped: the array itself if possible."""
     # A memory-mapped file is copied because it may change during the session.
     plain = array.flags.c_contiguous and array.flags.aligned and not _is_mapped(array)
     if plain:
@@ -151,7 +151,7 @@ def _readable(array: np.ndarray) -> np.ndarray:
 
 
 def _copied(array: np.ndarray) -> np.ndarray:
-    """Return a copy of a large array made by all threads, because page faults dominate."""
+    """Return a copy of a large array; all threads copy, because page faults dominate."""
     source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     made = aligned(source.nbytes)
     with ThreadPoolExecutor(most_threads()) as pool:
@@ -169,5 +169,5 @@ def _is_mapped(array: np.ndarray) -> bool:
 
 
 def without_constants(plan: Plan) -> Plan:
-    """Return the plan without the constants of its program."""
+    """Return the plan without its program's constants."""
     return replace(plan, program=replace(plan.program, constants={}))

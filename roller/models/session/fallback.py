@@ -1,4 +1,4 @@
-"""Runs subgraphs in another runtime, which is loaded at the first of them."""
+"""Runs subgraphs in another runtime, which is loaded for the first one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from roller.errors import LaunchError, counted
 from roller.models.graph.steps import Foreign, Step
 
-#: Most nodes that an error names.
+#: Maximum number of nodes that an error names.
 _NAMED = 4
 
 _lock = threading.Lock()
@@ -22,7 +22,7 @@ _sessions: dict[int, Any] = {}
 
 
 def need_runtimes(steps: Iterable[Step]) -> None:
-    """Refuse steps of runtimes that are not installed, before any kernel is compiled."""
+    """Refuse steps for runtimes that are not installed, before any kernel is compiled."""
     foreign = [s for s in steps if isinstance(s, Foreign)]
     for runtime in dict.fromkeys(s.runtime for s in foreign):
         if importlib.util.find_spec(runtime) is None:
@@ -35,7 +35,7 @@ def need_runtimes(steps: Iterable[Step]) -> None:
 
 
 def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
-    """Run a fallback subgraph; its session is created at the first run."""
+    """Run a fallback subgraph; its session is created on its first run."""
     session = _started(step)
     names = [i.name for i in session.get_inputs()]
     given = [a for a in inputs if a is not None]

@@ -21,8 +21,8 @@ _ONNX_TYPES = {"float32": "float", "float64": "double"}
 class Described:
     """Description of an input or output, with the attribute names of ONNX Runtime's ``NodeArg``.
 
-    A dimension that calls choose is the name of its size. A dimension known only at run time is ``None``, as is the
-    whole shape where the rank is unknown.
+    A dimension that calls choose is given by the name of its size. A dimension known only at run time is ``None``, as
+    is the whole shape if the rank is unknown.
 
     Examples
     --------
@@ -36,7 +36,7 @@ class Described:
 
     @property
     def type(self) -> str:
-        """The type as ONNX Runtime spells it."""
+        """The type, as ONNX Runtime writes it."""
         return f"tensor({_ONNX_TYPES.get(self.dtype, self.dtype)})"
 
 
@@ -75,7 +75,7 @@ class Feeds:
         return self.positional([feeds[n] for n in self._input_names])
 
     def positional(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Return the validated input arrays; copies of non-contiguous ones."""
+        """Return the validated input arrays, with non-contiguous ones copied."""
         if len(arrays) != len(self.inputs):
             raise LaunchError(
                 f"{self.name}: expected {counted(len(self.inputs), 'array')} ({_listed(self._input_names)}), "
@@ -85,7 +85,7 @@ class Feeds:
         return [a if _fits(a, slot) else self.taken(a, slot) for a, slot in zip(arrays, self.inputs, strict=True)]
 
     def taken(self, array: Any, slot: Slot) -> Any:
-        """Return one validated array; a copy if it is not contiguous."""
+        """Return one validated array, copied if it is not contiguous."""
         return slot.input(array, self.name)
 
     def made(self) -> list[Any]:
@@ -113,7 +113,7 @@ class Feeds:
         return arrays
 
     def numbered(self, out: Any) -> dict[int, Any]:
-        """Return the arrays of ``out`` by the number of the output."""
+        """Return the arrays of ``out`` by output number."""
         if isinstance(out, Mapping):
             return self._possible({self.number(name): array for name, array in out.items()})
         listed = out if isinstance(out, (tuple, list)) else (out,)
@@ -133,7 +133,7 @@ class Feeds:
         return found
 
     def number(self, name: str) -> int:
-        """Return the number of an output by its name."""
+        """Return the number of the output with a name."""
         if name not in self._numbers:
             known = tuple(self._numbers)[::-1]
             hint = did_you_mean(name, known) or "."
@@ -142,7 +142,7 @@ class Feeds:
 
 
 def _fits(array: Any, slot: Slot) -> bool:
-    """Whether an array needs no conversion; a fast test of the common case."""
+    """Whether an array needs no conversion; a fast test for the common case."""
     return (
         type(array) is _NDARRAY and array.dtype is slot.dtype and array.shape == slot.shape and bool(array.flags.carray)
     )

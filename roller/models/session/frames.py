@@ -22,7 +22,7 @@ class Frame:
     steps
         The bound steps, which all frames share.
     arena
-        Memory to use as the arena; allocated when ``None``.
+        Memory to use as the arena; allocated if ``None``.
     """
 
     def __init__(self, steps: Sequence[Bound], arena_bytes: int, arena: np.ndarray | None = None) -> None:
@@ -55,7 +55,7 @@ class Frame:
     def run(
         self, inputs: Sequence[np.ndarray] | Placed, outputs: list[Any], seconds: dict[int, float] | None = None
     ) -> None:
-        """Run all steps; ``seconds`` receives the time of each by the ``id`` of its bound step."""
+        """Run all steps; ``seconds`` receives the time of each step by the ``id`` of its bound step."""
         self.inputs, self.outputs = inputs, outputs
         try:
             self.execute(seconds)

@@ -1,7 +1,7 @@
-"""A model bundle for a GPU: a folder with plan, kernels, constants and expected results that runs without a compiler.
+"""A model bundle for a GPU: a folder with plan, kernels, constants and expected results; it runs without a compiler.
 
-``manifest.json`` lists files with checksums, ``plan.json`` has steps and places, ``kernels.xz`` sources and images,
-``arrays.bin`` constants (memory-mapped) and expected results.
+``manifest.json`` lists the files with checksums, ``plan.json`` contains steps and places, ``kernels.xz`` contains
+sources and images, and ``arrays.bin`` contains constants (memory-mapped) and expected results.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _plan_bytes(plan: Plan) -> bytes:
 
 
 class ModelBundle(DeviceContainer):
-    """An opened bundle; all files are verified except for arrays, which are verified when read."""
+    """An opened bundle; arrays are verified when read, all other files on opening."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, MODEL_BUNDLE)
@@ -97,7 +97,7 @@ class ModelBundle(DeviceContainer):
             self._arrays = ArrayReader(self.path(_ARRAYS), int(self.manifest["array_bytes"]), verify=True)
 
     def check(self, properties: Mapping[str, Any]) -> None:
-        """Refuse a device of another architecture than the kernels'."""
+        """Refuse a device whose architecture differs from that of the kernels."""
         self.check_device("the device", properties["name"], properties["arch"], "", "Compile the model for its spec.")
 
     def verify(self) -> str:

@@ -1,6 +1,7 @@
-"""Device interface of the GPU runner: memory, copies, kernels, streams, events, graphs; and its CuPy implementation.
+"""Device interface of the GPU runner (memory, copies, kernels, streams, events, graphs) and its CuPy implementation.
 
-:class:`roller.emulator.device.EmulatedDevice` also implements it, with only the guarantees of streams and events.
+:class:`roller.emulator.device.EmulatedDevice` also implements it, but guarantees only the order that streams and events
+define.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Graph = Any
 
 
 class Memory(Protocol):
-    """Device memory at address ``ptr``, freed with its last reference."""
+    """Device memory at address ``ptr``, freed when its last reference is dropped."""
 
     @property
     def ptr(self) -> int: ...  # noqa: D102
@@ -65,25 +66,25 @@ class Device(Protocol):
         """Return ``name``, ``arch``, ``versions`` and further properties."""
 
     def allocate(self, nbytes: int) -> Memory:
-        """Return new uninitialised memory, aligned to 256 bytes."""
+        """Return new uninitialized memory, aligned to 256 bytes."""
 
     def load(self, artifact: KernelArtifact) -> Kernel:
         """Load a built kernel."""
 
     def entered(self, arrays: Sequence[Any] = ()) -> AbstractContextManager[Stream]:
-        """Make the device current; yield the current stream of the library of ``arrays``."""
+        """Make the device current; yield the current stream of the library that owns ``arrays``."""
 
     def holds(self, value: Any) -> bool:
         """Whether a caller's array is in device memory."""
 
     def viewed(self, value: Any, where: str) -> Any:
-        """Return a caller's device array as one of :attr:`xp`, without a copy."""
+        """Return a caller's device array as an array of :attr:`xp`, without a copy."""
 
     def contiguous(self, array: Any) -> Any:
-        """Return an array of :attr:`xp` as a contiguous one: itself or a copy."""
+        """Return an array of :attr:`xp` in contiguous form: the array itself or a copy."""
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
-        """Return a new array: of torch where one of ``like`` is, else of :attr:`xp`, with bfloat16 as bits."""
+        """Return a new array: a torch tensor if one of ``like`` is, otherwise of :attr:`xp`, with bfloat16 as bits."""
 
     def address(self, array: Any) -> int:
         """Return the device address of an array of :attr:`xp`."""
@@ -97,7 +98,7 @@ class Device(Protocol):
     def copy(
         self, target: int, target_pitch: int, source: int, source_pitch: int, row_bytes: int, rows: int, stream: Stream
     ) -> None:
-        """Copy rows between addresses; pitches in bytes."""
+        """Copy rows between addresses; pitches are in bytes."""
 
     def array(self, pointer: int, shape: Sequence[int], dtype: np.dtype[Any], owner: Any) -> Any:
         """Return memory within ``owner`` as an array of :attr:`xp`."""
@@ -131,7 +132,7 @@ class Device(Protocol):
 
 
 def open_device(name: str, arch: str) -> Device:
-    """Return the device of a name; ``arch`` applies to the emulated device and the null device."""
+    """Return the device with a name; ``arch`` applies to the emulated device and the null device."""
     kind, _, rest = device_name(name).partition(":")
     target = DEVICES.get(kind)
     if target is None or (target.numbered and not (rest or "0").isdecimal()):
@@ -141,7 +142,7 @@ def open_device(name: str, arch: str) -> Device:
 
 
 class CupyDevice:
-    """A GPU through CuPy, which must be built for ROCm if ``rocm``."""
+    """A GPU accessed through CuPy, which must be built for ROCm if ``rocm``."""
 
     needs_images = True
 
@@ -190,7 +191,7 @@ class CupyDevice:
         return found
 
     def contiguous(self, array: Any) -> Any:
-        """Return a CuPy array as a contiguous one."""
+        """Return a CuPy array in contiguous form."""
         return array if array.flags.c_contiguous else self._cp.ascontiguousarray(array)
 
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
@@ -223,7 +224,7 @@ class CupyDevice:
     def copy(
         self, target: int, target_pitch: int, source: int, source_pitch: int, row_bytes: int, rows: int, stream: Stream
     ) -> None:
-        """Copy rows; overlapping or repeated rows, which a 2-D copy does not support, one by one."""
+        """Copy rows; copy overlapping or repeated rows one by one, because a 2-D copy does not support them."""
         runtime = self._cp.cuda.runtime
         kind = runtime.memcpyDeviceToDevice
         if not rows or not row_bytes:
@@ -269,7 +270,7 @@ class CupyDevice:
         stream.synchronize()
 
     def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
-        """Return the work as a CUDA graph; raise :class:`LaunchError` where CuPy cannot capture (HIP)."""
+        """Return the work as a CUDA graph; raise :class:`LaunchError` if CuPy cannot capture (HIP)."""
         return captured(self._cp, stream, work)
 
     def replay(self, graph: Graph, stream: Stream) -> None:

@@ -30,7 +30,7 @@ class GpuFeeds(Feeds):
         return array
 
     def given(self, out: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Return the arrays of ``out``, ``None`` for missing ones."""
+        """Return the arrays of ``out``; ``None`` for missing ones."""
         del inputs  # outputs may overlap inputs, which are copied before any write
         found = self.numbered(out)
         arrays: list[Any] = []

@@ -34,9 +34,9 @@ class Loaded:
     Parameters
     ----------
     constants
-        Memory by name of constants that calls read unpacked.
+        Memory of constants that calls read in unpacked form, by name.
     panels
-        Memory by argument name, for every kernel and the constants that it packs.
+        Memory by argument name, for each kernel and the constants that it packs.
     """
 
     plan: Plan
@@ -47,7 +47,7 @@ class Loaded:
 
 
 def nbytes_of(shape: Sequence[int], dtype: str) -> int:
-    """Return the bytes of an array in device storage."""
+    """Return the size of an array in device storage, in bytes."""
     return int(np.prod(shape, dtype=np.int64)) * storage_dtype(dtype).itemsize
 
 
@@ -57,7 +57,7 @@ def panel_key(run: Run, artifact: KernelArtifact) -> PanelKey:
 
 
 def workspace_bytes(artifact: KernelArtifact) -> int:
-    """Return the bytes of a kernel's workspaces."""
+    """Return the size of a kernel's workspaces in bytes."""
     own = (nbytes_of(a.shape, a.dtype) for a in artifact.arguments if a.role == "workspace")
     return sum(-(-n // ALIGN_BYTES) * ALIGN_BYTES for n in own)
 
@@ -82,7 +82,7 @@ class Frame:
         #: Outputs of the last run whose shape is known only at run time, by number.
         self.found: dict[int, np.ndarray] = {}
         self._graph: Any = None
-        #: Reason why steps are launched one by one; empty where there is a graph or none was requested.
+        #: Reason why steps are launched one by one; empty if there is a graph or none was requested.
         self.no_graph = ""
 
     def follow(self, stream: Stream) -> None:
@@ -143,7 +143,7 @@ class Frame:
             work(self.stream)
 
     def capture(self) -> bool:
-        """Capture all steps as a graph where the device can; return whether there is one."""
+        """Capture all steps as a graph if the device can; return whether there is a graph."""
         host = [s for s in _flat(self._loaded.plan.program.steps) if isinstance(s, (Call, Foreign))]
         if host:
             self.no_graph = f"{len(host)} steps are functions of arrays, which no graph holds"
@@ -162,7 +162,7 @@ class Frame:
             self._device.replay(self._graph, self.stream)
 
     def time(self, run: Callable[[], None], count: int) -> list[float]:
-        """Return the seconds of ``count`` runs, measured by events."""
+        """Return the seconds that ``count`` runs take, measured by events."""
         device, out = self._device, []
         for _ in range(count):
             start, end = device.event(timing=True), device.event(timing=True)
@@ -174,7 +174,7 @@ class Frame:
         return out
 
     def profile(self, count: int) -> dict[int, float]:
-        """Return the median seconds of every step, lanes included, by ``id``; steps are launched one by one."""
+        """Return the median seconds of every step, including lanes, by ``id``; steps are launched one by one."""
         seconds: dict[int, list[float]] = {}
         for _ in range(count):
             self._marks = {}
@@ -188,7 +188,7 @@ class Frame:
         return {step: statistics.median(times) for step, times in seconds.items()}
 
     def _marked(self, step: Step, work: Work) -> Work:
-        """Return a step's work, enclosed by events while the frame is profiled."""
+        """Return a step's work, enclosed in events while the frame is profiled."""
 
         def run(stream: Stream) -> None:
             if self._marks is None:
@@ -302,7 +302,7 @@ class Frame:
         return work
 
     def _together(self, step: ParallelGroup) -> Work:
-        """Return work that runs lanes on separate streams, between two synchronisations with the first stream."""
+        """Return work that runs lanes on separate streams, synchronized with the first stream before and after."""
         device = self._device
         lanes = [[self._marked(s, self._of(s, n)) for s in lane] for n, lane in enumerate(step.lanes)]
         start, ends = device.event(), [device.event() for _ in lanes[1:]]

@@ -1,4 +1,4 @@
-"""Runs the plan of a model on a GPU, with constants uploaded and packed once, a frame per call, and device graphs."""
+"""Runs a model's plan on a GPU, with constants uploaded and packed once, one frame per call, and device graphs."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from roller.targets import target_of_language
 class GpuSession(ModelCalls):
     """A whole model on a GPU.
 
-    Calls are re-entrant: each uses its own frame, and frames are reused by later calls.
+    Calls are re-entrant: each uses its own frame, which later calls reuse.
 
     Parameters
     ----------
     plan
-        With the arrays of its constants; its program has no views and no joins.
+        Plan with the arrays of its constants; its program has no views or joins.
     artifacts
         Built kernels by key.
     device
         Device that runs the model.
     graphs
-        Whether steps are launched as a graph where possible.
+        Whether steps are launched as a graph if possible.
     built_for, target
-        Name and target of the specification that the kernels are for; the device's own by default.
+        Name and target of the specification that the kernels were built for; by default the device's own.
 
     Raises
     ------
@@ -94,7 +94,7 @@ class GpuSession(ModelCalls):
         return GpuFeeds(self.plan.program, self._device)
 
     def _call(self, inputs: list[Any], out: Any, on_device: bool) -> list[Any]:
-        """Run; results that stay on the device are not synchronised."""
+        """Run; results that stay on the device are not synchronized."""
         device, feeds = self._device, self.feeds
         targets = [None] * len(feeds.outputs) if out is None else feeds.given(out, inputs)
         theirs = [a for a in (*inputs, *targets) if a is not None and device.holds(a)]
@@ -118,7 +118,7 @@ class GpuSession(ModelCalls):
         return self._device.made(slot.shape, self.plan.program.values[slot.name].dtype, like)
 
     def _put(self, array: np.ndarray, like: Sequence[Any], stream: Stream) -> Any:
-        """Return a device array of an output that the host computed."""
+        """Return a device array with an output that the host computed."""
         device = self._device
         made = device.made(array.shape, array.dtype.name, like)
         device.upload(device.address(device.viewed(made, "an output")), array, stream)
@@ -136,7 +136,7 @@ class GpuSession(ModelCalls):
         return frame
 
     def _taken(self) -> Frame:
-        """Return a free frame; a new one is captured as a graph where possible."""
+        """Return a free frame; a new one is captured as a graph if possible."""
         try:
             return self._free.pop()  # atomic
         except IndexError:
@@ -165,7 +165,7 @@ class GpuSession(ModelCalls):
         Parameters
         ----------
         folder
-            Must not exist, or be empty.
+            Folder that does not exist or is empty.
         expected
             Results that ``python -m roller.models.session.bundle run`` checks before timing.
 
@@ -182,11 +182,11 @@ class GpuSession(ModelCalls):
         return place
 
     def __repr__(self) -> str:
-        """Return name, device, inputs and outputs on one line."""
+        """Return the name, device, inputs and outputs on one line."""
         return one_line("GpuSession", f"{self.name} on {self._device.properties()['name']}: {ends_of(self)}")
 
     def _kept(self, artifacts: Mapping[str, KernelArtifact]) -> set[str]:
-        """Return the constants that steps read unpacked."""
+        """Return the constants that steps read in unpacked form."""
         found: set[str] = set()
         for step in steps_of(self.plan.program.steps):
             names: Sequence[str] = ()
@@ -204,7 +204,7 @@ class GpuSession(ModelCalls):
         return {panel_key(r, artifacts[r.kernel]): r for r in reversed(self._runs) if artifacts[r.kernel].prepare}
 
     def _packed(self, run: Run, loaded: Loaded, stream: Stream) -> dict[str, Memory]:
-        """Pack the constants of a run; constants that are only packed are on the device temporarily."""
+        """Pack the constants of a run; constants read only in packed form are on the device temporarily."""
         artifact, kernel, constants = loaded.artifacts[run.kernel], loaded.kernels[run.kernel], loaded.constants
         own = (a for a in artifact.arguments if a.role == "panel")
         panels = {a.name: self._device.allocate(nbytes_of(a.shape, a.dtype)) for a in own}

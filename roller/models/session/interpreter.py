@@ -1,6 +1,6 @@
-"""Runs bound steps one by one in Python: slow, and the test oracle of the native runner.
+"""Runs bound steps one by one in Python: slow, but the test oracle for the native runner.
 
-Library functions and other runtimes run here also under the native runner.
+Under the native runner, too, library functions and other runtimes run here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Keep: TypeAlias = Callable[[Operand, np.ndarray], None]
 
 
 def interpret(steps: Iterable[Bound], memory: Memory, keep: Keep, seconds: dict[int, float] | None = None) -> None:
-    """Run steps in order, lanes one after the other; ``seconds`` receives the time of each step by ``id``."""
+    """Run steps in order and lanes one after another; ``seconds`` receives the time of each step by ``id``."""
     for step in steps:
         start = time.perf_counter()
         if isinstance(step, BoundRun):

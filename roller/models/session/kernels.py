@@ -1,4 +1,4 @@
-"""Data that running a CPU kernel requires, and loading of its library."""
+"""Data required to run a CPU kernel, and the loading of its library."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Taken:
     position
         Number of the run's input or output, or of the kernel's panel.
     shape, dtype
-        As the kernel sees it.
+        Shape and dtype as the kernel sees them.
     """
 
     role: str
@@ -65,15 +65,15 @@ class KernelCode:
     constants
         Positions of the constant inputs.
     prepare
-        Function that packs constants, and its arguments; ``None`` for no packing.
+        Function that packs constants, and its arguments; ``None`` if nothing is packed.
     parallel
         Whether a call wakes other threads.
     tasks
         Extent of every parallel loop of a call, in order of execution; empty if unknown.
     features
-        Required processor features; see :mod:`roller.core.processor`.
+        Processor features that the kernel requires; see :mod:`roller.core.processor`.
     seconds, bottleneck
-        Predicted.
+        Predicted seconds and bottleneck.
     """
 
     name: str
@@ -131,7 +131,7 @@ class KernelCode:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> KernelCode:
-        """Rebuild from :meth:`to_dict`; raise ``KeyError``, ``TypeError`` or ``ValueError`` for malformed data."""
+        """Rebuild from :meth:`to_dict` data; raise ``KeyError``, ``TypeError`` or ``ValueError`` for malformed data."""
         pack = data["prepare"]
         return cls(
             str(data["name"]),
@@ -218,7 +218,7 @@ def load_kernel(code: KernelCode, library: bytes, launch: int | None = None) -> 
 
 
 def _redirect(library: ctypes.CDLL, launch: int) -> None:
-    """Let a library run its tasks by another function; no effect on one without parallel loops."""
+    """Let a library run its tasks through another function; no effect on a library without parallel loops."""
     try:
         ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch
     except ValueError:
@@ -226,7 +226,7 @@ def _redirect(library: ctypes.CDLL, launch: int) -> None:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Return memory aligned to cache lines, in huge pages where it is large and the system has them."""
+    """Return memory aligned to cache lines, in huge pages if it is large and the system has them."""
     # Fresh memory costs a page fault per page: huge pages reduced those of BERT-Large from 75,000 to 17,500.
     if nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         try:

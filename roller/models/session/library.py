@@ -25,7 +25,7 @@ def library_function(function: Function) -> Function:
 
 
 def _inside(xp: Any, indices: Any, size: int) -> Any:
-    """Return non-negative indices; negative ones count from the end, others out of range raise ``IndexError``."""
+    """Return non-negative indices; negative ones count from the end, and out-of-range ones raise ``IndexError``."""
     wrapped = xp.where(indices < 0, indices + size, indices)
     if wrapped.size and (int(wrapped.min()) < 0 or int(wrapped.max()) >= size):
         raise IndexError(f"indices: expected -{size} to {size - 1}, got {int(indices.min())} to {int(indices.max())}")
@@ -41,7 +41,7 @@ def gather(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tup
 
 
 def _elements(xp: Any, indices: Any, shape: Sequence[int], axis: int) -> tuple[Any, ...]:
-    """Return coordinates of single elements: ``indices`` along ``axis``, their own positions in other dimensions."""
+    """Return coordinates of single elements: ``indices`` along ``axis``, their own positions along other dimensions."""
     if not shape:  # a scalar has one element
         _inside(xp, indices, 1)
         return (Ellipsis,)
@@ -99,7 +99,7 @@ def scatter_nd(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) ->
 
 @library_function
 def top_k(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the ``k`` largest (or smallest) elements along ``axis`` and their positions; ties in order of position."""
+    """Return the ``k`` largest (or smallest) elements along ``axis`` and their positions; ties stay in order."""
     (data,) = inputs
     axis, size = attributes["axis"], data.shape[attributes["axis"]]
     if attributes["largest"]:

@@ -1,4 +1,4 @@
-"""Bound steps as tables of runner.c, and frames that run them in well under a microsecond per step."""
+"""Bound steps as tables for runner.c, and frames that run them in well under a microsecond per step."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class Tables:
     Parameters
     ----------
     steps, lanes
-        As in runner.c.
+        Tables of steps and lanes, as in runner.c.
     tensors
-        Templates: data pointers of constants, offsets of tensors in the arena.
+        Templates: data pointers for constants, and offsets for tensors in the arena.
     in_arena
         Numbers of the tensors in the arena.
     patches
-        Tensors in the caller's arrays: tensor, number of the array, first byte.
+        Tensors in the caller's arrays: tensor number, array number, and first byte.
     segments
         Segments in order of execution.
     bound
-        The bound step of every row of ``steps``.
+        The bound step for each row of ``steps``.
     kept
         Arrays that the tables point into.
     """
@@ -134,11 +134,11 @@ class _Writer:
 
 
 def cut(extent: int, threads: int, seconds: float) -> int:
-    """Return the tasks that a parallel loop is cut into.
+    """Return the number of tasks that a parallel loop is divided into.
 
-    TVM gives ``n`` tasks ``ceil(extent / n)`` iterations each, the last ones fewer or none. Threads that are disturbed
-    take fewer tasks than others, so there are several per thread; but never so that an undisturbed thread has more
-    iterations than in an even division.
+    TVM gives each of ``n`` tasks ``ceil(extent / n)`` iterations, and the last ones fewer or none. Disturbed threads
+    take fewer tasks than others, so there are several tasks per thread, but never so many that an undisturbed thread
+    has more iterations than in an even division.
 
     Examples
     --------
@@ -206,7 +206,7 @@ class NativeFrame(Frame):
     array_count
         Number of inputs and outputs.
     thread_count
-        Threads of a call, including the caller.
+        Threads per call, including the calling thread.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Builds small C libraries once, with the compiler that links kernels, and caches them."""
+"""Builds small C libraries once, using the compiler that links kernels, and caches them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> byte
 
 
 def compile_library(source: Path, what: str) -> bytes:
-    """Return the library of a C file."""
+    """Return the library built from a C file."""
     compiler = need_compiler(what)
     with scratch_folder() as folder:
         library = Path(folder, "native.so")

@@ -1,4 +1,4 @@
-"""Inputs of a call that are given by their addresses."""
+"""Inputs of a call that are given by address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted and measured time of a model, step by step."""
+"""Predicted and measured times of a model, step by step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from roller.runtime.windows import Timing
 
 #: Predicted seconds (``None`` without a prediction) and bottleneck by kernel key.
 Said: TypeAlias = "Mapping[str, tuple[float | None, str]]"
-#: Least seconds of timing whole calls, and of timing every step, and the number of samples that ends either.
+#: Minimum seconds of timing whole calls, and of timing every step, and the number of samples that ends either.
 _TIMED_S, _ENOUGH = 0.3, 100
 #: Discarded calls with timed steps.
 _WARMUPS = 2
@@ -42,15 +42,15 @@ class StepTime:
     kernel
         Key of the kernel; empty for other kinds.
     predicted_s
-        ``None`` without a prediction.
+        Predicted seconds; ``None`` without a prediction.
     measured_s
         Median seconds.
     share
-        Fraction of the measured time of all steps; for a lane's step, of the lane.
+        Fraction of the measured time of all steps; for a step in a lane, of the lane's time.
     bottleneck
         Predicted bottleneck.
     lane
-        Number of the lane in the preceding group; ``None`` outside.
+        Number of the lane in the preceding group; ``None`` outside lanes.
     """
 
     label: str
@@ -76,15 +76,15 @@ class Profile:
     Parameters
     ----------
     steps
-        In order of execution.
+        Times of the steps, in order of execution.
     measured_s, best_s
-        Median and least seconds of whole calls without timed steps.
+        Median and minimum seconds of whole calls in which steps are not timed.
     predicted_s
         Sum of the steps' predictions, with the longest lane of each group.
     repeats
         Number of timed whole calls; steps are timed in other calls.
     doubt
-        A sentence that names disturbances of the timing; empty for none.
+        A sentence that names disturbances of the timing; empty if there were none.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Profile:
         return one_line("Profile", f"{self.name}: {times}", counted(len(self.steps), "step"))
 
     def _repr_html_(self) -> str:
-        """Return a table of all steps for a notebook."""
+        """Return an HTML table of all steps for a notebook."""
         rows = (
             (f"{s.share:.1%}", seconds_text(s.measured_s), seconds_text(s.predicted_s), s.bottleneck, s.label)
             for s in self.steps
@@ -166,7 +166,7 @@ def profiled(session: Profiled, feeds: Mapping[str, Any] | None, repeats: int) -
 def time_bound_steps(
     steps: Sequence[Step], bound: Sequence[Bound], run: Callable[[dict[int, float]], object], count: int
 ) -> dict[int, float]:
-    """Return the median seconds of every step, lanes included, by ``id``."""
+    """Return the median seconds of every step, including steps in lanes, by ``id``."""
     taken, end = list[dict[int, float]](), time.perf_counter() + _TIMED_S
     while len(taken) < _WARMUPS + count or (len(taken) < _ENOUGH and time.perf_counter() < end):
         taken.append({})
@@ -191,7 +191,7 @@ def time_calls(session: Profiled, feeds: Mapping[str, Any], repeats: int) -> Tim
 def _measured(
     steps: Sequence[Step], bound: Sequence[Bound], medians: Mapping[int, float]
 ) -> Iterator[tuple[int, float]]:
-    """Yield the seconds of every step by ``id`` from those of the bound steps."""
+    """Yield the seconds of every step by ``id``, computed from those of the bound steps."""
     for step, own in zip(steps, bound, strict=True):
         yield id(step), medians.get(id(own), 0.0)
         if isinstance(step, ParallelGroup) and isinstance(own, BoundTogether):
@@ -200,7 +200,7 @@ def _measured(
 
 
 def distinct_labels(runs: Iterable[Run]) -> dict[tuple[str, ...], str]:
-    """Return unique labels by the outputs of runs; a label shared by several runs is extended by the outputs.
+    """Return unique labels by the outputs of runs; a label shared by several runs is extended with the outputs.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def distinct_labels(runs: Iterable[Run]) -> dict[tuple[str, ...], str]:
 
 
 def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray]:
-    """Return arrays for timing a model: floats from -1 to 1, zeros for other dtypes."""
+    """Return arrays for timing a model: floats from -1 to 1, and zeros for other dtypes."""
     from roller.core.dtypes import numpy_dtype
 
     rng = np.random.default_rng(seed)
@@ -231,7 +231,7 @@ def _steps(
     steps: Sequence[Step], measured: Mapping[int, float], said: Said, labels: Mapping[tuple[str, ...], str],
     lane: int | None = None,
 ) -> Iterator[StepTime]:  # fmt: skip
-    """Yield the times of steps; those of lanes follow their group."""
+    """Yield the times of steps; steps in lanes follow their group."""
     total = sum(measured.get(id(s), 0.0) for s in steps) or 1.0
     for step in steps:
         seconds = measured.get(id(step), 0.0)

@@ -23,7 +23,7 @@ class RangeKernel:
     Parameters
     ----------
     code
-        Code of the kernel, with the shapes at one choice of sizes.
+        Code of the kernel, with the shapes for one choice of sizes.
     shapes
         Shapes of the arguments, in order, for all sizes.
     packing
@@ -37,7 +37,7 @@ class RangeKernel:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Layout of constants: equal where two kernels can read the same arrays."""
+        """Layout of constants: equal if two kernels can read the same arrays."""
         read = tuple(t.position for t in self.code.taken if t.role == "input" and t.position in self.code.constants)
         return self.packing, self.code.panels, self.code.constants, read
 
@@ -54,21 +54,22 @@ class RangePlan:
     Parameters
     ----------
     general
-        Data of :func:`~roller.models.graph.plan_data.plan_to_dict` over sizes; runs name keys of ``kernels``.
+        Result of :func:`~roller.models.graph.plan_data.plan_to_dict` in terms of sizes; runs refer to keys of
+        ``kernels``.
     largest
         The plan at the largest sizes, with all constants.
     ends
-        Least and largest value of every size.
+        Smallest and largest values of every size.
     derived
-        Formulas of sizes that follow from these and from earlier derived sizes.
+        Formulas for sizes that follow from these and from earlier derived sizes.
     inputs, outputs
         Dimensions as numbers or names of sizes; ``None`` for an output dimension that is another function of sizes.
     kernels
-        By key, all kernels that can compute it.
+        For each key, all kernels that can compute it.
     choose
-        Returns the position in ``kernels`` of the kernel for a key at the given sizes.
+        Function that returns the position in ``kernels`` of the kernel for a key at the given sizes.
     predict
-        Returns the predicted seconds of the kernel at a position.
+        Function that returns the predicted seconds of the kernel at a position.
     """
 
     general: General
@@ -82,14 +83,14 @@ class RangePlan:
     predict: Callable[[str, int, Sizes], float]
 
     def whole(self, sizes: Sizes) -> dict[str, int]:
-        """Return all sizes in order, including derived ones."""
+        """Return all sizes in order, including derived sizes."""
         found = {n: int(sizes[n]) for n in self.ends}
         for name, formula in self.derived.items():
             found[name] = formula.at(found)
         return found
 
     def at(self, sizes: Sizes) -> Plan:
-        """Return the plan at the given sizes, without constants; runs name the chosen kernels."""
+        """Return the plan at the given sizes, without constants; runs refer to the chosen kernels."""
         plan = plan_from_dict({**self.general.at(sizes), "constants": ()}, {}, self.largest.program.name)
         chosen: dict[str, int] = {}
 

@@ -29,12 +29,12 @@ from roller.models.session.session import Session
 if TYPE_CHECKING:
     from roller.models.session.profile import Profile
 
-#: Most sizes with a ready session; the oldest is dropped.
+#: Maximum number of sizes with a ready session; the oldest is dropped.
 _MOST_READY = 256
 
 
 def _first_alike(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
-    """Return a function that finds the first kernel with a given kernel's layout of constants."""
+    """Return a function that finds the first kernel with the same layout of constants as a given kernel."""
     layouts = [k.layout for k in several]
     return lambda kernel: layouts.index(kernel.layout)
 
@@ -42,18 +42,18 @@ def _first_alike(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]
 class RangeSession(HeldHere):
     """A whole model on this machine's processor, for all sizes of a range.
 
-    Calls are as for a :class:`~roller.models.session.session.Session`; the shapes of the arrays give the sizes. The
-    first call at new sizes takes some milliseconds more per kernel, and tenths of a second if a kernel must run to
-    prove its correctness there; nothing is compiled.
+    Calls are the same as for a :class:`~roller.models.session.session.Session`; the shapes of the arrays give the
+    sizes. The first call at new sizes takes some milliseconds longer per kernel, or tenths of a second if a kernel must
+    run to prove its correctness at these sizes; nothing is compiled.
 
     Parameters
     ----------
     plan
-        Steps, places, kernels.
+        Steps, places and kernels.
     cores
-        Threads of a call, including the caller.
+        Threads per call, including the calling thread.
     doubt
-        Reason why other programs may have disturbed the choice of kernels; empty for none.
+        Reason why other programs may have disturbed the choice of kernels; empty if there is none.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class RangeSession(HeldHere):
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Least and largest value of every size by name, in the order of :meth:`at`'s arguments."""
+        """Smallest and largest values of every size by name, in the order of :meth:`at`'s arguments."""
         return dict(self.plan.ends)
 
     @property
@@ -146,7 +146,7 @@ class RangeSession(HeldHere):
         return self.plan.largest.arena_bytes
 
     def run(self, *arguments: Any, **options: Any) -> Any:
-        """Run the model; arguments and results are those of :meth:`roller.models.session.calls.ModelCalls.run`.
+        """Run the model; arguments and results are the same as for :meth:`roller.models.session.calls.ModelCalls.run`.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class RangeSession(HeldHere):
     __call__ = run
 
     def _shapes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the shapes of a call's dynamic inputs; raise any error for unclear arguments."""
+        """Return the shapes of a call's dynamic inputs; raise some error if the arguments are unclear."""
         feeds = arguments[0]
         held = feeds if type(feeds) is dict else dict(zip(self.plan.inputs, arguments, strict=False))
         return tuple([held[name].shape for name in self._asked])
@@ -182,7 +182,7 @@ class RangeSession(HeldHere):
         Raises
         ------
         LaunchError
-            As for :meth:`run`, and if ``feeds`` is not a mapping.
+            If :meth:`run` would raise it, or ``feeds`` is not a mapping.
         """
         if not isinstance(feeds, Mapping):
             raise LaunchError(
@@ -192,7 +192,7 @@ class RangeSession(HeldHere):
         return self._of(self._sizes((feeds,))).profile(feeds, repeats=repeats)
 
     def at(self, *values: int, **sizes: int) -> Session:
-        """Return the session for fixed sizes; nothing is compiled.
+        """Return the session for fixed sizes, without compiling anything.
 
         Parameters
         ----------
@@ -207,7 +207,7 @@ class RangeSession(HeldHere):
         return self._of(sizes_of_call(self.name, self.plan.ends, values, sizes))
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
-        """Refuse: only a session for fixed sizes can be saved, ``at(**sizes).save(folder)``.
+        """Refuse: only a session for fixed sizes can be saved, by ``at(**sizes).save(folder)``.
 
         Raises
         ------
@@ -252,7 +252,7 @@ class RangeSession(HeldHere):
         return made
 
     def _sizes(self, arguments: Sequence[Any]) -> dict[str, int]:
-        """Return the sizes of the arrays of a call; the least size where no array has it."""
+        """Return the sizes of a call's arrays; the smallest size if no array has it."""
         feeds = next((a for a in arguments if isinstance(a, Mapping)), None)
         arrays = dict(feeds) if feeds is not None else dict(zip(self.plan.inputs, arguments, strict=False))
         found: dict[str, int] = {}
@@ -276,13 +276,13 @@ class RangeSession(HeldHere):
         return {n: found.get(n, low) for n, (low, _) in self.plan.ends.items()}
 
     def __repr__(self) -> str:
-        """Return name, sizes and number of kernels on one line."""
+        """Return the name, sizes and number of kernels on one line."""
         sizes = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.plan.ends.items())
         return one_line("RangeSession", f"{self.name}: {sizes}, {counted(len(self._loaded), 'kernel')}")
 
 
 def _shape(array: Any) -> tuple[int, ...]:
-    """Return the shape of an object without that attribute; ``()`` for one that is no array."""
+    """Return the shape of an object without that attribute; ``()`` if it is not an array."""
     try:
         return np.shape(np.from_dlpack(array) if hasattr(array, "__dlpack__") else array)
     except (RuntimeError, BufferError, TypeError, ValueError):

@@ -46,12 +46,12 @@ class Runner:
     image
         Bytes of the library, for saved models.
     point, run, use_threads
-        Functions: point tensors at the caller's arrays; run steps; set the thread count for kernels that this thread
-        calls directly.
+        Functions that point tensors at the caller's arrays, run steps, and set the thread count for kernels that this
+        thread calls directly.
     launch
         Address of the function with which kernels run tasks on several threads.
     hooks
-        Functions of TVM's runtime that it calls.
+        Functions of TVM's runtime that the library calls.
     """
 
     image: bytes = field(repr=False)
@@ -95,7 +95,7 @@ def load_runner(image: bytes) -> Runner:
 
 
 def build_runner() -> bytes:
-    """Return the library of the runner, compiled or from the cache."""
+    """Return the runner's library, newly compiled or from the cache."""
     return kept_library((SOURCE, POOL), _compiled)
 
 

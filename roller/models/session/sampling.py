@@ -12,13 +12,13 @@ import numpy as np
 
 
 def grid_sample(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sample ``inputs[0]`` ``(n, c, *spatial)`` at the positions ``inputs[1]`` ``(n, *out, rank)``, each in -1 to 1.
+    """Sample ``inputs[0]`` ``(n, c, *spatial)`` at the positions ``inputs[1]`` ``(n, *out, rank)``, each from -1 to 1.
 
     Attributes: ``mode`` (linear, nearest, cubic), ``padding`` (zeros, border, reflection), ``align_corners``.
     """
     # NaN and infinite positions give the results of PyTorch's CPU kernels. Images: NaN where a weight depends on the
     # position (linear with zeros, cubic), else the first element, or with border the last for an infinity. Volumes:
-    # nothing with zeros, else the last element for NaN.
+    # nothing with zeros, otherwise the last element for NaN.
     data, grid = inputs
     with np.errstate(invalid="ignore", over="ignore"):
         return _grid_sampled(xp, data, grid, attributes)
@@ -126,7 +126,7 @@ def col2im(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tup
 
 
 def max_unpool(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Write ``inputs[0]`` at the flat positions ``inputs[1]`` of a tensor of shape ``natural``, zero-padded."""
+    """Write ``inputs[0]`` at the flat positions ``inputs[1]`` of a tensor of shape ``natural``; fill it with zeros."""
     data, positions = inputs[:2]
     natural, shape = attributes["natural"], attributes["shape"]
     size = 1
@@ -140,7 +140,7 @@ def max_unpool(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) ->
 
 
 def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Write ``inputs[1]`` into ``inputs[0]`` along ``axis`` from positions ``inputs[2]``, one per batch."""
+    """Write ``inputs[1]`` into ``inputs[0]`` along ``axis`` starting at positions ``inputs[2]``, one per batch."""
     past, update = inputs[:2]
     starts = inputs[2] if len(inputs) > 2 and inputs[2] is not None else xp.zeros(past.shape[0], "int64")
     axis, out = attributes["axis"] - 1, past.copy()
@@ -156,10 +156,10 @@ def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]
 
 
 def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Pool regions ``inputs[1]`` ``(regions, 4)`` of images ``inputs[0]``, whose numbers are ``inputs[2]``.
+    """Pool regions ``inputs[1]`` ``(regions, 4)`` of the images in ``inputs[0]`` with the numbers ``inputs[2]``.
 
-    Attributes: ``mode`` (avg, max), ``size`` (rows, columns of a result), ``samples`` (per bin and side; 0: as many as
-    the bin has points), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
+    Attributes: ``mode`` (avg, max), ``size`` (rows, columns of a result), ``samples`` (per bin and side; 0 for as many
+    as the bin has points), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
     """
     data, regions, pictures = inputs
     rows, columns = attributes["size"]
@@ -192,7 +192,7 @@ def _pooled(xp: Any, picture: Any, y: list[tuple[Any, Any]], x: list[tuple[Any, 
     return xp.stack(corners).max(axis=(0, 3, 5))
 
 
-#: Most samples along one side of a region; only a region far larger than any image has more.
+#: Maximum number of samples along one side of a region; only a region far larger than any image has more.
 _MOST_SAMPLES = 1 << 20
 
 
@@ -202,7 +202,7 @@ def _ratio(value: float) -> Fraction:
 
 
 def _line(xp: Any, start: Fraction, bin_size: Fraction, bins: int, samples: int, size: int) -> list[tuple[Any, Any]]:
-    """Return lower and upper neighbours of samples ``(bins, samples)`` along one side, with weights."""
+    """Return the lower and upper neighbours of samples ``(bins, samples)`` along one side, with weights."""
     count = samples or math.ceil(bin_size)
     if count <= 0:
         return []

@@ -1,4 +1,4 @@
-"""Loading of saved models: a session starts in under a second without a compiler.
+"""Loading of saved models: a session starts in under a second, without a compiler.
 
 Arrays are memory-mapped and shared by all processes that load the folder; ``saving.py`` describes its files.
 """
@@ -45,23 +45,23 @@ def load_model(
     folder
         Folder written by a session's ``save``. Its kernels are executable code: load only from trusted sources.
     verify
-        Whether the checksums of weights are verified (several GB/s once they are in memory). All other files, and a GPU
-        model's weights, are always verified.
+        Whether the checksums of weights are verified (at several GB/s once the weights are in memory). All other files
+        and the weights of GPU models are always verified.
     device
-        The GPU to run a GPU model on, for example ``"cuda:1"``; the first of its kind by default.
+        The GPU to run a GPU model on, for example ``"cuda:1"``; by default the first GPU of its kind.
     threads
-        Threads of a call of a processor's model, including the caller; by default as many as it was compiled for.
-        Kernels are not changed: compile with ``threads=`` for the kernels that suit the number best.
+        Threads per call for a model on a processor, including the calling thread; by default as many as it was compiled
+        for. Kernels are not changed: to get the kernels that suit the number best, compile with ``threads=``.
 
     Returns
     -------
     Session or GpuSession
-        The latter where the model was compiled for a GPU.
+        The latter if the model was compiled for a GPU.
 
     Raises
     ------
     ArtifactError
-        If the folder is damaged, incomplete, of a newer format, or for another kind of machine; or if ``threads`` is
+        If the folder is damaged, incomplete, in a newer format, or for another kind of machine; or if ``threads`` is
         not a positive number, or is given for a GPU.
     LaunchError
         If TVM's runtime is not installed.

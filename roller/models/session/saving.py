@@ -1,7 +1,7 @@
-"""The parts of a processor's session, and the folder that :meth:`Saved.save` writes for ``saved.py``.
+"""The parts of a processor session, and the folder that :meth:`Saved.save` writes for ``saved.py``.
 
-``model.json`` holds the plan, the kernels' interfaces and the offsets of arrays; ``kernels/`` the libraries;
-``arrays.bin`` constants in packed form; ``runner.so`` the native runner.
+``model.json`` contains the plan, the kernels' interfaces and the offsets of arrays; ``kernels/`` contains the
+libraries, ``arrays.bin`` the constants in packed form, and ``runner.so`` the native runner.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ ARRAYS, RUNNER = "arrays.bin", "runner.so"
 
 @dataclass(frozen=True)
 class Saved:
-    """All parts of a session of this processor.
+    """All parts of a session on this machine's processor.
 
     Parameters
     ----------
     constants
-        As kernels read them.
+        Constants as kernels read them.
     cores
-        Threads of a call, including the caller.
+        Threads per call, including the calling thread.
     runner
-        The native runner, where it is used.
+        The native runner, if it is used.
     artifacts
         Programs, estimates and sources of kernels by key; may be empty.
     """

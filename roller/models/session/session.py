@@ -1,4 +1,4 @@
-"""A model that runs on a processor, called from any number of threads at a time."""
+"""A model that runs on a processor, and can be called from any number of threads at the same time."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Session(ModelCalls):
     artifacts
         A CPU kernel for every key in the plan's steps.
     cores
-        Threads of a call, including the caller; at most the number of available processors is used.
+        Threads per call, including the calling thread; at most the number of available processors is used.
     native
-        Whether steps run without Python; ``False`` is slower with equal results.
+        Whether steps run without Python; ``False`` is slower but gives equal results.
     consume
         Whether constants are removed from the plan's program once they are packed, so that memory never holds both
         forms of all weights. The plan and its program are unusable afterwards.
@@ -98,7 +98,7 @@ class Session(ModelCalls):
         self.plan = without_constants(plan)
         self.cores = cores
         self.kernels, self.constants = parts.kernels, parts.constants
-        #: Kernels by key, with their programs, estimates and sources; empty where the saved model lacks them.
+        #: Kernels by key, with their programs, estimates and sources; empty if the saved model lacks them.
         self.artifacts = parts.artifacts
         self._feeds = Feeds(plan.program)
         self.runner = parts.runner
@@ -133,12 +133,12 @@ class Session(ModelCalls):
         return time_bound_steps(self.plan.program.steps, self.steps, lambda s: self.run_timed(feeds, s), count)
 
     def run_timed(self, feeds: Mapping[str, Any], seconds: dict[int, float]) -> dict[str, np.ndarray]:
-        """Run like :meth:`run`, and enter the time of every step in ``seconds`` by the ``id`` of its bound step."""
+        """Run like :meth:`run`; store the time of every step in ``seconds``, by the ``id`` of its bound step."""
         made = self._call(self._feeds.named(feeds), None, False, seconds)
         return dict(zip(self.plan.program.outputs, made, strict=True))
 
     def run_placed(self, inputs: Placed) -> list[np.ndarray]:
-        """Run on inputs given by addresses, which are not validated; return new arrays of all outputs in order.
+        """Run on inputs given by address, which are not validated; return new arrays for all outputs in order.
 
         Raises
         ------
@@ -177,9 +177,9 @@ class Session(ModelCalls):
         Parameters
         ----------
         folder
-            Must not exist, or be empty.
+            Folder that does not exist or is empty.
         sources
-            Whether to include programs, estimates and sources of the kernels, for inspection.
+            Whether to include the programs, estimates and sources of the kernels, for inspection.
 
         Raises
         ------
@@ -196,5 +196,5 @@ class Session(ModelCalls):
         return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count, self._threads, arena)
 
     def __repr__(self) -> str:
-        """Return name, inputs, outputs and cores on one line."""
+        """Return the name, inputs, outputs and number of cores on one line."""
         return one_line("Session", f"{self.name}: {ends_of(self)}, {self.cores} cores")

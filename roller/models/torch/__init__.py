@@ -1,1 +1,1 @@
-"""PyTorch: modules and graphs exported to ONNX, compiled, called with tensors, and compared with PyTorch."""
+"""PyTorch: modules and graphs are exported to ONNX, compiled, called with tensors, and compared with PyTorch."""

@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="roller")``: inference graphs of PyTorch, compiled by way of ONNX.
+"""``torch.compile(model, backend="roller")``: PyTorch inference graphs, compiled via ONNX.
 
 An unsupported graph (training, in-place arguments, operators without a lowering) runs in PyTorch with a warning.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: Most shapes for which a graph is compiled; it runs in PyTorch for others.
+#: Maximum number of shapes for which a graph is compiled; it runs in PyTorch for others.
 MOST_SHAPES = 8
 #: Arguments of ``compile_model`` that the backend sets.
 _OURS = ("model", "device", "values", "shapes", "batch")
@@ -55,13 +55,13 @@ def roller_backend(
     Parameters
     ----------
     graph
-        Graph of one frame.
+        Graph of one Python frame.
     examples
         Its arguments, including parameters and buffers.
     options
         Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``), and two more.
-        ``freeze``: whether parameters and buffers are packed ahead, once for each set of them, and again when one is
-        replaced or PyTorch counts a write into it; the caller guarantees that there are no uncounted writes.
+        ``freeze``: whether parameters and buffers are packed in advance, once for each set of them, and again when one
+        is replaced or PyTorch counts a write to it; the caller guarantees that there are no uncounted writes.
         ``compare`` (default ``True``): whether the first call is compared with PyTorch, which also runs the graph.
     other
         Further arguments that ``torch.compile`` passes to a backend (``mode``); none are supported.
@@ -69,19 +69,20 @@ def roller_backend(
     Returns
     -------
     callable
-        Takes the graph's arguments and returns its outputs as a tuple; for an unsupported graph, the graph itself.
+        Function that takes the graph's arguments and returns its outputs as a tuple; for an unsupported graph, the
+        graph itself.
 
     Raises
     ------
     RollerError
-        For unknown options.
+        If an option is unknown.
     """
     chosen = _known_options({} if options is None else options, other)
     return _PerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compiled(graph, examples, chosen)
 
 
 def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return validated options; an unknown one raises, so that a warning cannot hide a misspelling."""
+    """Return validated options; an unknown option raises an error, so that a warning cannot hide a misspelling."""
     where = "torch.compile(backend='roller')"
     if other:
         names = ", ".join(f"'{n}'" for n in other)
@@ -101,7 +102,7 @@ def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict
 
 
 def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any]) -> Graph:
-    """Return a graph compiled for arguments like these; itself where it is unsupported."""
+    """Return the graph compiled for arguments like these, or the graph itself if it is unsupported."""
     chosen = dict(options)
     freeze, compare = chosen.pop("freeze", False), chosen.pop("compare", True)
 
@@ -138,7 +139,7 @@ def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Map
 
 
 def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, why: str = "") -> None:
-    """Report on the logger, else on standard error, that a graph is compiled, which may take minutes within a call."""
+    """Log, or else print on standard error, that a graph is being compiled, which may take minutes within a call."""
     if progress is False or callable(progress):
         return
     varying = [v for n, v in zip(placeholders(graph), examples, strict=False) if not is_weight(n, v)]
@@ -152,7 +153,7 @@ def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, w
 
 
 def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
-    """Return the result of ``make``; the graph in PyTorch where that fails."""
+    """Return the result of ``make``, or the PyTorch graph if that fails."""
     try:
         with _compiling:
             return make()
@@ -183,7 +184,7 @@ def _eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
 
 
 def _reason(why: BaseException) -> str:
-    """Return the first line of the root cause; exporters wrap it in advice on reporting."""
+    """Return the first line of the root cause; exporters wrap it in bug-reporting advice."""
     while why.__cause__ is not None:
         why = why.__cause__
     # A first line that ends in a colon introduces a list, of which the first entry is added.
@@ -194,7 +195,7 @@ def _reason(why: BaseException) -> str:
 
 
 class _PerShape:
-    """A graph with dynamic shapes, compiled at the first call with each shape."""
+    """A graph with dynamic shapes, compiled on the first call with each shape."""
 
     def __init__(self, graph: torch.fx.GraphModule, options: dict[str, Any]) -> None:
         self._graph, self._options = graph, options

@@ -1,4 +1,4 @@
-"""Calls of a compiled graph with PyTorch tensors, whose addresses are looked up in every call."""
+"""Calls to a compiled graph with PyTorch tensors, whose addresses are looked up in every call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Result: TypeAlias = "tuple[int, Callable[[np.ndarray], torch.Tensor], torch.dty
 
 
 def maker(dtype: np.dtype[Any]) -> Callable[[np.ndarray], torch.Tensor]:
-    """Return a function that converts arrays of this dtype to tensors without a copy."""
+    """Return a function that converts arrays of a dtype to tensors without a copy."""
     import torch
 
     # PyTorch rejects dtypes that extend NumPy, so that these are passed as bits.
@@ -39,7 +39,7 @@ def maker(dtype: np.dtype[Any]) -> Callable[[np.ndarray], torch.Tensor]:
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor without lazy conjugation, negation or zeros; a copy where needed."""
+    """Return a contiguous tensor without lazy conjugation, negation or zeros; copy it if needed."""
     import torch
 
     if tensor._is_zerotensor():
@@ -57,7 +57,7 @@ class GraphCall:
     held
         Tensors that the graph owns, numbered after all arguments.
     outputs, dtypes, strides, checks
-        As for :class:`roller.models.torch.export.Exported`.
+        See :class:`roller.models.torch.export.Exported`.
     eager
         The graph in PyTorch, which raises the error that a check detects.
     """
@@ -84,7 +84,7 @@ class GraphCall:
             self._places = None
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        """Run the graph; run it in PyTorch where the values make PyTorch raise, for PyTorch's own error."""
+        """Run the graph; if the values make PyTorch raise an error, run it in PyTorch to get PyTorch's own error."""
         try:
             return self.alone(*arguments)
         except LaunchError as why:
@@ -110,7 +110,7 @@ class GraphCall:
         return tuple([None if r is None else _tensor(made[r[0]], *r[1:]) for r in self._results])
 
     def like(self, results: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, ...]:
-        """Return results with the strides of PyTorch's, and use these strides in later calls."""
+        """Return results with the strides of PyTorch's results, and use these strides in later calls."""
         strides = [None if t is None else tuple(t.stride()) for t in theirs]
         sized = [r is not None and self.session.feeds.outputs[r[0]] is not None for r in self._results]
         # Strides of a result whose shape is known only at run time apply to this call only.
@@ -130,7 +130,7 @@ class GraphCall:
         return number, make, None if make(np.empty(0, slot.dtype)).dtype == dtype else dtype, stride
 
     def array(self, arguments: Sequence[Any], number: int) -> np.ndarray:
-        """Return an input of the session as an array; a copy where it is strided."""
+        """Return an input of the session as an array; a copy if it is strided."""
         tensor = arguments[self._positions[number]]
         feeds = self.session.feeds
         array: np.ndarray = feeds.taken(in_memory(tensor).numpy(), feeds.inputs[number])
@@ -150,7 +150,7 @@ def _tensor(
 
 
 def laid_out(made: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """Return a contiguous tensor with the given strides, as a view where possible, else a copy."""
+    """Return a contiguous tensor with the given strides, as a view if possible, otherwise as a copy."""
     import torch
 
     shape = made.shape

@@ -1,4 +1,4 @@
-"""Comparison of a compiled graph's first call with PyTorch, which runs the graph from then on if results differ."""
+"""Comparison of a compiled graph's first call with PyTorch; if results differ, PyTorch runs all later calls."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class FirstCall:
     Parameters
     ----------
     graph, call
-        The graph in PyTorch, and compiled.
+        The graph in PyTorch, and its compiled form.
     pointwise, random
-        As for :func:`roller.models.torch.judge.difference`.
+        See :func:`roller.models.torch.judge.difference`.
     left
-        Takes the reason for leaving the graph to PyTorch, and the arguments (``None`` to skip the search for the
-        differing operator); warns and returns the graph in PyTorch.
+        Function that takes the reason for leaving the graph to PyTorch, and the arguments (``None`` to skip the search
+        for the differing operator); warns and returns the graph in PyTorch.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class FirstCall:
 
 
 class _Unwritten:
-    """Detects writes of a call, by versions of tensors (copies where PyTorch counts none) and the random state."""
+    """Detects writes by a call, through tensor versions (copies if PyTorch counts none) and the random state."""
 
     def __init__(self, graph: torch.fx.GraphModule, arguments: Sequence[Any], random: bool) -> None:
         import torch

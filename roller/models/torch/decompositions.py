@@ -1,6 +1,6 @@
 """Decompositions of operators that PyTorch's exporter decomposes inexactly.
 
-``python -m benchmarks.torch_audit`` compares every operator of PyTorch's own database and finds candidates.
+``python -m benchmarks.torch_audit`` compares every operator in PyTorch's own database and finds candidates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return functions by operator; each returns ``NotImplemented`` where the exporter is exact."""
+    """Return functions by operator; each returns ``NotImplemented`` if the exporter is exact."""
     import torch
 
     aten = torch.ops.aten
@@ -70,7 +70,7 @@ def _float32(value: float) -> float:
 
 
 def remainder(x: Any, y: Any) -> Any:
-    """Return ``torch.remainder`` of floats: the exact remainder, with the divisor's sign."""
+    """Return ``torch.remainder`` for floats: the exact remainder, with the divisor's sign."""
     import torch
 
     operands = _floats(x, y)
@@ -82,7 +82,7 @@ def remainder(x: Any, y: Any) -> Any:
 
 
 def floor_divide(x: Any, y: Any) -> Any:
-    """Return ``torch.floor_divide`` of floats, from the exact remainder, as in PyTorch and Python."""
+    """Return ``torch.floor_divide`` for floats, computed from the exact remainder, as in PyTorch and Python."""
     import torch
 
     operands = _floats(x, y)
@@ -102,7 +102,7 @@ def _divided(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 def logaddexp(x: torch.Tensor, y: torch.Tensor) -> Any:
-    """Return ``torch.logaddexp`` without overflow of exponentials."""
+    """Return ``torch.logaddexp`` without overflowing exponentials."""
     import torch
 
     more = torch.maximum(x, y)
@@ -110,7 +110,7 @@ def logaddexp(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def logaddexp2(x: torch.Tensor, y: torch.Tensor) -> Any:
-    """Return ``torch.logaddexp2`` without overflow of exponentials."""
+    """Return ``torch.logaddexp2`` without overflowing exponentials."""
     import torch
 
     more, ln_2 = torch.maximum(x, y), 0.6931471805599453
@@ -143,7 +143,7 @@ def expm1(x: torch.Tensor) -> Any:
 
 
 def _cut(x: torch.Tensor, index: torch.Tensor, axis: int | None = None) -> torch.Tensor:
-    """Return the part of ``x`` that a smaller index reaches, in all axes but one."""
+    """Return the part of ``x`` that a smaller index reaches, along all axes but one."""
     for k, n in enumerate(index.shape if index.dim() == x.dim() else ()):
         if k != axis and n != x.shape[k]:
             x = x.narrow(k, 0, n)
@@ -172,7 +172,7 @@ def gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool 
 def scatter_reduce(
     x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
-    """Return ``torch.scatter_reduce``: means as sums over counts, with an index that may be smaller than its source."""
+    """Return ``torch.scatter_reduce``: means are sums over counts, and the index may be smaller than its source."""
     import torch
 
     if reduce != "mean":
@@ -189,7 +189,7 @@ def scatter_reduce(
 
 
 def _of_axes(sizes: int | Sequence[int], axes: int) -> list[int]:
-    """Return one size per axis, where a single one stands for all."""
+    """Return one size per axis, from sizes or from a single size for all."""
     found = [sizes] if isinstance(sizes, int) else list(sizes)
     return found * axes if len(found) == 1 else found
 
@@ -216,7 +216,7 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """Return ``scaled_dot_product_attention`` without dropout; a row whose keys are all masked is 0."""
+    """Return ``scaled_dot_product_attention`` without dropout; a row whose keys are all masked gives 0."""
     import torch
 
     if attn_mask is None and query.dim() == 4 and query.dtype != torch.double and not enable_gqa:
@@ -237,7 +237,7 @@ def attention(
 
 
 def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, _: Any = None) -> Any:
-    """Return ``torch.rrelu`` in inference."""
+    """Return ``torch.rrelu`` in inference mode."""
     import torch
 
     return NotImplemented if training else torch.where(x > 0, x, x * _number((lower + upper) / 2, x))

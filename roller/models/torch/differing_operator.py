@@ -1,4 +1,4 @@
-"""Finds the first operator of a graph whose own result differs from PyTorch's."""
+"""Finds the first operator of a graph whose own result differs from that of PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Compile = Callable[["torch.fx.GraphModule", Sequence[Any]], Callable[..., Sequen
 def differing_operator(
     graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, *, random: bool = False
 ) -> str:
-    """Return text that names the differing operator, or all candidates."""
+    """Return a text that names the differing operator, or all candidates."""
     nodes = [n for n in graph.graph.nodes if n.op in _COMPUTES]
     names = [_name(graph, n) for n in nodes]
     if 1 < len(nodes) <= MOST_OPERATORS:
@@ -45,7 +45,7 @@ def _name(graph: torch.fx.GraphModule, node: torch.fx.Node) -> str:
 
 
 def _first(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, random: bool) -> str | None:
-    """Return the first operator, in order of execution, whose result differs."""
+    """Return the first operator, in order of execution, whose result differs from PyTorch's."""
     import torch
 
     values: dict[str, torch.Tensor] = {}

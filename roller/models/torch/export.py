@@ -1,4 +1,4 @@
-"""Export of a PyTorch graph to an ONNX model, whose inputs are all tensors of a call, weights included."""
+"""Export of a PyTorch graph to an ONNX model, whose inputs are all tensors of a call, including weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor that a graph owns, by its module's dict and its name; looked up in every call, as it may change."""
+    """A tensor that a graph owns, by its module's dict and its name; looked up in every call because it may change."""
 
     tensors: dict[str, torch.Tensor | None]
     name: str
@@ -46,15 +46,16 @@ class Exported:
     weights
         Positions of parameters and buffers.
     outputs
-        Number of the model's output per result of the graph; ``None`` for a result that is ``None``.
+        Index of the model's output for each result of the graph; ``None`` for a result that is ``None``.
     dtypes
-        Known dtypes of results: the exporter does not convert results back that it computes in float32 instead of half.
+        Known dtypes of results: the exporter does not convert back results that it computes in float32 instead of half
+        precision.
     strides
         Known strides of results.
     pointwise
-        Whether the graph has element-wise operators only.
+        Whether the graph contains only element-wise operators.
     checks
-        Numbers of outputs that are true where PyTorch raises.
+        Indices of outputs that are true if PyTorch raises an error.
     random
         Whether a branch of the graph draws random numbers.
     """
@@ -217,7 +218,7 @@ def _with_held(graph: torch.fx.GraphModule) -> tuple[tuple[Held, ...], torch.nn.
 
 
 def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
-    """Refuse results that alias an argument or each other: a write into one would be visible in the other."""
+    """Refuse results that alias an argument or each other: a write to one would be visible in the other."""
     import torch
 
     arguments = [v for n in placeholders(graph) if isinstance(v := _example(n), torch.Tensor)]
@@ -287,7 +288,7 @@ def _stride(result: Any) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Silence loggers below the level of errors."""
+    """Silence log messages below error level."""
     logs = [logging.getLogger(found) for found in _loggers(names)]
     levels = [log.level for log in logs]
     for log in logs:

@@ -1,4 +1,4 @@
-"""Replacements for functions that exporters do not support, or compute differently from PyTorch."""
+"""Replacements for functions that exporters do not support or compute differently from PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def spell_out(graph: torch.fx.Graph) -> None:
-    """Replace calls of unsupported functions in a traced graph, in place."""
+    """Replace calls to unsupported functions in a traced graph, in place."""
     import torch
 
     # Rounded quotients of integers: the exporter divides in float32, which cannot represent 16,777,217. Fast paths of
@@ -58,7 +58,7 @@ def divided(input: Any, other: Any, *, rounding_mode: str | None = None, **optio
 
 
 def clamped(input: Any, min: Any = None, max: Any = None, **options: Any) -> torch.Tensor:
-    """Return ``torch.clamp``; a single numeric bound is complemented by an infinite one."""
+    """Return ``torch.clamp``; a single numeric bound is complemented by an infinite bound."""
     import torch
 
     alone = [b for b in (min, max) if b is not None]
@@ -91,7 +91,7 @@ def attention(
     qkv_bias: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None = None,
     need_weights: bool = True, average: bool = True, mask_type: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """Return the result and weights of attention; arguments are those of ``torch._native_multi_head_attention``."""
+    """Return the result and weights of attention; arguments are as for ``torch._native_multi_head_attention``."""
     import torch
     from torch.nn import functional
 
@@ -113,7 +113,7 @@ def encoder_layer(
     ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor, mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return a transformer encoder layer; arguments are those of ``torch._transformer_encoder_layer_fwd``."""
+    """Return the output of a transformer encoder layer; see ``torch._transformer_encoder_layer_fwd`` for arguments."""
     from torch.nn import functional
 
     def attend(y: torch.Tensor) -> torch.Tensor:

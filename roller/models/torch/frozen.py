@@ -1,4 +1,4 @@
-"""Graphs with weights packed ahead, once per set of weights and again when one has changed."""
+"""Graphs with weights packed in advance, once per set of weights and again whenever a weight has changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Returns a function that runs the graph with the given arrays as constant inputs, by position.
 Pack = Callable[[Mapping[int, np.ndarray]], Callable[..., Any]]
-#: Most times that a set of weights is packed; if it still changes, it is passed as arguments.
+#: Maximum number of times that a set of weights is packed; if it still changes, it is passed as arguments.
 MOST_PACKS = 4
 
 _version = attrgetter("_version")
@@ -26,14 +26,14 @@ _version = attrgetter("_version")
 
 @dataclass
 class _Set:
-    """Weights in packed form.
+    """A set of weights in packed form.
 
     Parameters
     ----------
     run
         The graph with these weights as constants.
     state
-        Addresses and versions of the weights; ``None`` where ``run`` takes them as arguments.
+        Addresses and versions of the weights; ``None`` if ``run`` takes them as arguments.
     kept
         Views that keep the memory of weights allocated, so that no other tensor gets the same address.
     packs
@@ -49,15 +49,15 @@ class _Set:
 class FrozenGraph:
     """A graph with packed weights, for every set of weights that it is called with.
 
-    A set is identified by its tensors; its packed form is valid while all keep their address and version, and is
-    dropped with the first tensor that is collected.
+    A set is identified by its tensors; its packed form is valid while all of them keep their addresses and versions,
+    and is dropped once one of them is garbage-collected.
 
     Parameters
     ----------
     positions
         Positions of the weights among the arguments.
     pack
-        See :data:`Pack`; called without weights for those without versions, or that change from call to call.
+        See :data:`Pack`; called without weights if the weights have no versions or change from call to call.
     """
 
     def __init__(self, positions: Sequence[int], pack: Pack) -> None:
@@ -110,7 +110,7 @@ class FrozenGraph:
 
 
 def _state(weights: Sequence[torch.Tensor]) -> tuple[list[int], list[int]] | None:
-    """Return addresses and versions of weights; ``None`` where PyTorch counts no versions."""
+    """Return the addresses and versions of weights; ``None`` if PyTorch counts no versions."""
     try:
         return [w.data_ptr() for w in weights], list(map(_version, weights))
     except RuntimeError:  # tensors of inference mode have no version

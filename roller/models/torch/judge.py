@@ -1,4 +1,4 @@
-"""Comparison of results with PyTorch's beyond rounding, with float64 results as the reference."""
+"""Comparison of results with PyTorch's, beyond rounding errors, with float64 results as the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS_OF_SUMS = 64
 
 
 class _Slack(NamedTuple):
-    """Tolerances of a dtype in units in the last place: noise, factor on PyTorch's error, extra, accepted outright."""
+    """Tolerances of a dtype in units in the last place: noise, factor on PyTorch's error, extra, always accepted."""
 
     noise: int
     factor: int
@@ -40,15 +40,15 @@ def difference(
     pointwise: bool,
     random: bool = False,
 ) -> str | None:
-    r"""Return how results differ from PyTorch's beyond rounding; ``None`` where they do not.
+    r"""Return how results differ from PyTorch's beyond rounding errors; ``None`` if they do not.
 
     Notes
     -----
-    An element :math:`y` is wrong where its distance from the float64 result :math:`r` in float32 exceeds :math:`8
-    \max(e, \tilde e) + 32 \epsilon |r|`. :math:`e` is the effect of rounding on PyTorch's own element: the larger of
-    its distance from :math:`r` and that of runs with noise in the last places of every operator; :math:`\tilde e` is
-    the median over the tensor. So sums in another order never count as different, however much their terms cancel
-    (Vignes 1993, "A stochastic arithmetic for reliable scientific computation").
+    An element :math:`y` is wrong if its distance from the float64 result :math:`r` in float32 exceeds :math:`8 \max(e,
+    \tilde e) + 32 \epsilon |r|`. :math:`e` is the effect of rounding on PyTorch's own element: the larger of its own
+    distance from :math:`r` and its distance in runs with noise in the last places of every operator; :math:`\tilde e`
+    is the median over the tensor. Therefore, sums in another order never count as different, however much their terms
+    cancel (Vignes 1993, "A stochastic arithmetic for reliable scientific computation").
     """
     if len(found) != len(expected):
         return f"it returns {counted(len(found), 'result')} instead of {len(expected)}"
@@ -112,7 +112,7 @@ def _slack(dtype: torch.dtype) -> _Slack:
 
 
 def _equal(mine: torch.Tensor, theirs: torch.Tensor, pointwise: bool) -> bool:
-    """Whether tensors agree up to their last places."""
+    """Whether tensors agree except in their last places."""
     import torch
 
     if _exact(theirs):
@@ -125,7 +125,7 @@ def _equal(mine: torch.Tensor, theirs: torch.Tensor, pointwise: bool) -> bool:
 
 
 def _median(values: torch.Tensor) -> float:
-    """Return the median of the finite values, 0 if there are none."""
+    """Return the median of the finite values; 0 if there are none."""
     finite = values[values.isfinite()]
     return float(finite.median()) if finite.numel() else 0.0
 
@@ -172,7 +172,7 @@ def _wrong(
 
 
 def _attempt(eager: Run, arguments: Sequence[Any], mode: Any, random: bool) -> Sequence[Any] | None:
-    """Return results of PyTorch under a mode, on copies of the arguments; ``None`` if PyTorch raises."""
+    """Return PyTorch's results under a mode, on copies of the arguments; ``None`` if PyTorch raises an error."""
     import torch
 
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
@@ -184,7 +184,7 @@ def _attempt(eager: Run, arguments: Sequence[Any], mode: Any, random: bool) -> S
 
 
 def _mode(run: Callable[[Any, Any, Any], Any]) -> Any:
-    """Return a dispatch mode that runs operators by a function of operator, arguments and keyword arguments."""
+    """Return a dispatch mode that runs operators through a function of the operator and its arguments."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def dispatch(_: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -207,7 +207,7 @@ def _in_double() -> Any:
 
 
 def _with_noise(seed: int) -> Any:
-    """Return a mode that adds noise to the last places of results, and of operands of sums."""
+    """Return a mode that adds noise to the last places of results and of the operands of sums."""
     import torch
     from torch.utils._pytree import tree_map
 

@@ -1,4 +1,4 @@
-"""Addresses of PyTorch tensors in each call, from the stable C functions of its library, about 25 ns per tensor."""
+"""Addresses of PyTorch tensors in each call, from its library's stable C functions, at about 25 ns per tensor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALL = -1
 
 @dataclass(frozen=True)
 class Wanted:
-    """An argument that has to be a contiguous host tensor of this shape and dtype, by position."""
+    """An argument that has to be a contiguous host tensor of a given shape and dtype, by position."""
 
     position: int
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class _Library(ctypes.Structure):
 
 
 class Places:
-    """Finds the addresses of tensors among arguments.
+    """Finds the addresses of the tensors among arguments.
 
     Raises
     ------
@@ -65,7 +65,7 @@ class Places:
         self._address = ctypes.addressof(self._library)
 
     def look(self, arguments: tuple[Any, ...], addresses: int, first: int = 0) -> int:
-        """Write addresses of inputs from ``first`` on; return the first unsupported one (strided), or ``ALL``."""
+        """Write the addresses of inputs from ``first`` on; return the first unsupported (strided) one, or ``ALL``."""
         found: int = self._look(self._address, arguments, self._expected, first, self.count, addresses)
         return found
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RefusedGraphError(RollerError):
-    """A graph is not supported."""
+    """A graph that is not supported."""
 
 
 def _always(_: torch.fx.Node) -> bool:
@@ -20,19 +20,19 @@ def _always(_: torch.fx.Node) -> bool:
 
 
 def _divisor_at_edges(node: torch.fx.Node) -> bool:
-    """Whether an average pooling has a divisor override and windows that extend over the end."""
+    """Whether an average pooling has a divisor override and windows that extend past the end."""
     given = _given(node)
     return given.get("divisor_override") is not None and bool(given.get("ceil_mode"))
 
 
 def _cropped_circle(node: torch.fx.Node) -> bool:
-    """Whether a circular padding also crops."""
+    """Whether circular padding also crops."""
     given = _given(node)
     return given.get("mode") == "circular" and any(n < 0 for n in given["pad"])
 
 
 def _given(node: torch.fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operator by name, defaults included."""
+    """Return the arguments of an operator by name, including defaults."""
     known = node.target._schema.arguments
     given = {a.name: a.default_value for a in known if a.has_default_value()}
     return {**given, **dict(zip((a.name for a in known), node.args, strict=False)), **node.kwargs}
@@ -54,7 +54,7 @@ LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def refuse(graph: torch.fx.Graph) -> None:
-    """Refuse a graph with such an operator, with complex numbers or with random numbers."""
+    """Refuse a graph with such an operator, complex numbers or random numbers."""
     for node in graph.nodes:
         if node.op != "call_function":
             continue

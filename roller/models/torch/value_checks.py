@@ -1,4 +1,4 @@
-"""Detection of argument values for which PyTorch raises, as extra boolean results of a graph."""
+"""Detection of argument values for which PyTorch raises an error, as extra boolean results of a graph."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: Returns whether PyTorch raises for given arguments of an operator; ``None`` where it never does.
+#: Returns whether PyTorch raises for given arguments of an operator; ``None`` if it never does.
 _Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
 
 
 def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
-    """Return a module with extra results that tell whether PyTorch raises, and their number; ``None`` for none."""
+    """Return a module with extra results that show whether PyTorch raises an error, and their number, or ``None``."""
     import torch
 
     # PyTorch raises for integer divisions by zero and for indices and classes out of bounds; kernels do not.
@@ -52,7 +52,7 @@ def _name(target: Any) -> str:
 
 
 def _asks(node: torch.fx.Node) -> bool:
-    """Whether an operator has values to check, by the shapes and dtypes of the trace."""
+    """Whether an operator has values to check, according to the shapes and dtypes in the trace."""
     import torch
 
     rule = _RULES.get(_name(node.target))
@@ -63,7 +63,7 @@ def _asks(node: torch.fx.Node) -> bool:
 
 
 def _divided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Check divisors of an integer division."""
+    """Check the divisors of an integer division."""
     import torch
 
     x, y = args[:2]
@@ -82,7 +82,7 @@ def _outside(index: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _along(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Check indices along an axis."""
+    """Check the indices along an axis."""
     x, axis, index = args[:3]
     return _outside(index, x.shape[axis]) if x.dim() else None
 
@@ -92,7 +92,7 @@ def _embedded(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | 
 
 
 def _classes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Check classes of a loss, except for the ignored one."""
+    """Check the classes in a loss, except for the ignored class."""
     x, target = args[:2]
     if target.is_floating_point():
         return None

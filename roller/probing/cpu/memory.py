@@ -1,4 +1,4 @@
-"""CPU probes of memory: bandwidths, latencies, lines, pages, and overlap of traffic with arithmetic."""
+"""CPU probes of memory: bandwidths, latencies, lines, pages, and the overlap of traffic with arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _per_core(layer: MemoryLayer, session: CpuSession) -> int:
 
 
 def block_bytes(name: str, session: CpuSession) -> int:
-    """Return the size of a block that fits into a cache but not into the previous one."""
+    """Return the size of a block that fits into a cache but not into the previous cache."""
     spec = session.spec
     size = _per_core(spec.layer(name), session) // 2
     if name == "l3":  # shared with other users: a few times L2 is enough
@@ -34,7 +34,7 @@ def block_bytes(name: str, session: CpuSession) -> int:
 
 
 def memory_bytes(session: CpuSession) -> int:
-    """Return the size of a block per core that fits into no cache."""
+    """Return the size of a block per core that does not fit into any cache."""
     last = session.spec.layer("l3").capacity_bytes
     wanted = max(_MEMORY_BYTES, 4 * last // session.cores)
     free = session.spec.layer("dram").capacity_bytes // 4 // session.cores
@@ -54,7 +54,7 @@ def _bandwidth(session: CpuSession, layer: str, kernel: str, cores: int) -> Meas
 
 
 def bandwidth(session: CpuSession) -> Finding:
-    """Measure the bandwidth of every layer, for one core and for all."""
+    """Measure the bandwidth of every layer for one core and for all cores."""
     values: dict[str, Measured] = {}
     for layer in ("l1", "l2", "l3", "dram"):
         path = f"memory_layers.{layer}"
@@ -84,7 +84,7 @@ def _value(m: Measured) -> float:
 
 
 def _exponent(session: CpuSession, layer: str, one: Measured, every: Measured) -> Measured | None:
-    """Return the saturation exponent ``p`` from half the cores, or ``None`` with too few cores."""
+    """Return the saturation exponent ``p`` from a measurement on half the cores, or ``None`` with too few cores."""
     half = session.cores // 2
     if half < 2 or every.value >= 0.9 * session.cores * one.value:
         return None
@@ -131,7 +131,7 @@ def latency(session: CpuSession) -> Finding:
 
 
 def _capacity(session: CpuSession, inner: Measured, outer: Measured, smallest: int) -> Measured:
-    """Return the largest usual size whose latency is nearer to the inner layer's than to the outer one's."""
+    """Return the largest usual size whose latency is closer to the inner layer's than to the outer layer's."""
     border, best, spread = math.sqrt(inner.value * outer.value), smallest, inner.spread
     for size in sorted(smallest * m << e for m in (2, 3) for e in range(10)):
         m = _chase(session, "fits", size, "chase_fill", 64)
@@ -170,7 +170,7 @@ def line(session: CpuSession) -> Finding:
 
 
 def tlb(session: CpuSession) -> Finding:
-    """Measure the entries of the first-level TLB and the cost of a miss."""
+    """Measure the number of entries in the first-level TLB and the cost of a miss."""
     page = session.spec.layer("l1").page_bytes or 4096
     lines = session.spec.layer("l1").capacity_bytes // 64
     most = lines * 2 // 3
@@ -195,12 +195,12 @@ def tlb(session: CpuSession) -> Finding:
 
 
 def overlap(session: CpuSession) -> Finding:
-    """Measure cache misses in flight, from streams out of L2 through multiply-adds."""
+    """Measure the number of cache misses in flight by streaming data from L2 through multiply-adds."""
     small, size, vector = 16 << 10, block_bytes("l2", session), 4 * session.spec.teu.lanes
     near, far = session.blocks("near", small), session.blocks("l2", size, session.cores)[:1]
 
     def times(count: int) -> tuple[float, float, float]:
-        """Time memory, arithmetic and both in a row, so that each triple sees the same disturbances."""
+        """Time memory, arithmetic and both in sequence, so that each triple sees the same disturbances."""
         memory = session.seconds("load_all", far, size, turns=2).times(vector / size)
         alone = session.seconds(f"stream_fma_{count}", near, small, turns=2).times(vector / small)
         both = session.seconds(f"stream_fma_{count}", far, size, turns=2).times(vector / size)

@@ -1,4 +1,4 @@
-"""CPU probes of overheads: tasks, single-element copies, kernel calls and forks."""
+"""CPU probes of overheads: tasks, single-element copies, kernel calls, and forks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _JITTER = 1.5
 
 
 def tasks(session: CpuSession) -> Finding:
-    """Measure the overhead of a task as the intercept over the length of its row."""
+    """Measure the overhead of a task as the intercept of its time over the length of its row."""
     data, vector = session.blocks("tasks", 32768), 4 * session.spec.teu.lanes
     short, long = (session.seconds("task_rows", data, n * vector) for n in (4, 32))
     slope = (long.value - short.value) / 28
@@ -32,7 +32,7 @@ def tasks(session: CpuSession) -> Finding:
 
 
 def elements(session: CpuSession) -> Finding:
-    """Measure the time per element of copies without whole vectors."""
+    """Measure the time per element for copies without whole vectors."""
     data = session.blocks("elements", 65536)
     gather, copy, scatter = (session.seconds(k, data) for k in ("gather_elements", "copy_rows", "scatter_elements"))
     row = copy.times(1 / _ROWS)
@@ -45,7 +45,7 @@ def elements(session: CpuSession) -> Finding:
 
 
 def launch(session: CpuSession) -> Finding:
-    """Measure the call of an empty kernel through roller's launcher, and of one that forks."""
+    """Measure the time to call an empty kernel through roller's launcher, and a kernel that forks."""
     ffi = launcher.runtime()
     path = session.folder / "launch.so"
     if not path.exists():

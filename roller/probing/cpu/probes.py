@@ -1,4 +1,4 @@
-"""Probes of a CPU in the order they run; to add one, write a function, a source and a line here."""
+"""Probes of a CPU in the order in which they run; to add one, write a function, a source, and a line here."""
 
 from roller.probing.cpu import memory, overheads, rates
 from roller.probing.probe import Probe

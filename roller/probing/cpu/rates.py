@@ -1,4 +1,4 @@
-"""CPU probes of clock, instruction rates and latencies: kernels on registers or L1."""
+"""CPU probes of the clock, instruction rates and latencies: kernels that use registers or L1."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def fma_peak(session: CpuSession) -> Finding:
 
 
 def byte_rates(session: CpuSession) -> Finding:
-    """Measure byte products per cycle for the instructions that exist and are permitted."""
+    """Measure byte products per cycle for the instructions that are available and permitted."""
     values, doubts = dict[str, Measured](), dict[str, str]()
     for path, kernel, name in ((f"{_RATE}.dot.int8", "dot_bytes", "dot"), (f"{_RATE}.dot.int16", "dot_pairs", "pair")):
         products = session.constant(f"{name}_products")
@@ -135,7 +135,7 @@ def special_rate(session: CpuSession) -> Finding:
 
 
 def issue_rate(session: CpuSession) -> Finding:
-    """Measure instructions per cycle of the best mix, times the lanes of a vector."""
+    """Measure instructions per cycle for the best mix, times the lanes of a vector."""
     lanes = session.spec.teu.lanes
     data = session.blocks("small", 8192)
     # Instructions per repetition: eight multiply-adds, eight loads, and the integer additions of the mix.
@@ -145,7 +145,7 @@ def issue_rate(session: CpuSession) -> Finding:
 
 
 def micro_kernel(session: CpuSession) -> Finding:
-    """Measure the overhead of reduction steps, and the accumulators at full rate."""
+    """Measure the overhead of reduction steps, and the number of accumulators needed for the full rate."""
     registers = session.spec.limits.vector_registers or 16
     data, steps = session.blocks("panels", 65536), session.constant("tile_steps")
 

@@ -19,7 +19,7 @@ from roller.hardware import DeviceSpec
 from roller.probing.measured import Measured, best_of
 from roller.probing.registry import microbench_folder
 
-#: Optimisation as in the code generator's backend, without floating-point traps and ``errno``.
+#: Optimization as in the code generator's backend, without floating-point traps and ``errno``.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared",
          "-fvisibility=hidden", "-pthread")  # fmt: skip
 #: Length of a window in seconds: long relative to the clock's resolution, short relative to a time slice (4 ms).
@@ -38,7 +38,7 @@ def native_flags(machine: str | None = None) -> tuple[str, ...]:
 
 
 def build(sources: Sequence[Path], target: Path, flags: Sequence[str] = ()) -> Path:
-    """Compile C sources into a shared library with the system's C compiler (``CC``, else ``cc``)."""
+    """Compile C sources into a shared library with the system's C compiler (``CC``, or else ``cc``)."""
     name = os.environ.get("CC") or "cc"
     path = shutil.which(name)
     if path is None:
@@ -58,7 +58,7 @@ def build(sources: Sequence[Path], target: Path, flags: Sequence[str] = ()) -> P
 
 
 class CpuSession:
-    """A measurement session on this CPU, with ``windows`` per measurement and at most ``budget_s`` seconds each."""
+    """A measurement session on this CPU, with ``windows`` windows and at most ``budget_s`` seconds per measurement."""
 
     def __init__(self, spec: DeviceSpec, windows: int = 40, budget_s: float = 0.06) -> None:
         self.spec, self.windows, self.budget_s = spec, windows, budget_s
@@ -96,11 +96,11 @@ class CpuSession:
         return len(self.processors)
 
     def constant(self, name: str) -> int:
-        """Return an integer that the sources export, such as the unrolled length of a loop."""
+        """Return an integer exported by the sources, such as the unrolled length of a loop."""
         return ctypes.c_int.in_dll(self.library, name).value
 
     def blocks(self, name: str, size: int, count: int = 1, large_pages: bool = True) -> list[int]:
-        """Return the addresses of ``count`` blocks of ``size`` bytes, each first touched by its core."""
+        """Return the addresses of ``count`` blocks of ``size`` bytes, each touched first by its core."""
         key = (name, size, large_pages)
         held = self._blocks.setdefault(key, [])
         while len(held) < count:
@@ -126,7 +126,7 @@ class CpuSession:
         repeat: int | None = None,
         turns: int = 1,
     ) -> Measured:
-        """Return the seconds of one repetition of a kernel."""
+        """Return the seconds for one repetition of a kernel."""
         where = self.processors[:cores]
         addresses = list(data) if len(data) == len(where) else [data[0]] * len(where)
         count = repeat or self._fitting(kernel, addresses, size, march, where)
@@ -162,7 +162,7 @@ class CpuSession:
 
 
 def one_per_core(cores: int) -> tuple[int, ...]:
-    """Return one processor per physical core of this process, at most ``cores``."""
+    """Return one processor per physical core available to this process, at most ``cores`` of them."""
     chosen: dict[str, int] = {}
     for processor in threads.processors():
         chosen.setdefault(threads.core_name(processor), processor)

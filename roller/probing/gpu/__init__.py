@@ -1,4 +1,4 @@
-"""Probes of a GPU: CUDA C that also compiles as HIP, one source per quantity."""
+"""Probes of a GPU: CUDA C that also compiles as HIP, with one source per quantity."""
 
 from roller.probing.gpu import compute, memory
 from roller.probing.probe import Probe

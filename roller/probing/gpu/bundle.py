@@ -41,7 +41,7 @@ def plans(spec: DeviceSpec) -> tuple[ProbePlan, ...]:
 
 
 def image_of(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
-    """Return a plan's kernels built for a device, or the reason of the failure."""
+    """Return a plan's kernels built for a device, or the reason for the failure."""
     target = target_for(spec)
     try:
         return built(plan.source, target.language, plan.arch or spec.target["arch"], target.probe_options)
@@ -50,7 +50,7 @@ def image_of(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
 
 
 def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver: bool = True) -> dict[str, Any]:
-    """Write all GPU probes, with a runner, as a folder to run on the device's machine."""
+    """Write all GPU probes, with a runner, as a folder that can be run on the device's machine."""
     if not spec.traits.discrete:
         raise ArtifactError(
             f"--device: expected the specification of a GPU, got '{spec.name}'. Probe a CPU where it is."
@@ -78,13 +78,13 @@ def _write(work: Filling, plan: ProbePlan, image: bytes | str) -> dict[str, Any]
 
 
 def properties_of_results(results: Mapping[str, Any]) -> DeviceProperties:
-    """Return the device's properties from a bundle's results."""
+    """Return the device's properties, read from a bundle's results."""
     data = dict(results["properties"])
     return properties_of({**data, "stated": dict(data.get("stated", {}))})
 
 
 def session_of_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
-    """Return the session for a bundle's results, and the results."""
+    """Return a session for a bundle's results, and the results."""
     results = RESULTS.read(path)
     spec = parse_spec(results["yaml"], f"{path}: yaml")
     if spec.content_key != results["spec"]["content_key"]:
@@ -103,7 +103,7 @@ def session_of_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
 
 
 class DeviceSession(GpuSession):
-    """A session on a local device, ended on exit; ``describe`` returns the specification to start from."""
+    """A session on a local device, which ends on exit; ``describe`` returns the specification to start from."""
 
     def __init__(self, handle: DeviceHandle, describe: Callable[[DeviceProperties], DeviceSpec]) -> None:
         self._runner = PlanRunner(handle)

@@ -1,4 +1,4 @@
-"""GPU probes of one unit: scratchpad, register tiles, instruction classes, matrix unit, barriers and launches."""
+"""GPU probes of one unit: scratchpad, register tiles, instruction classes, matrix unit, barriers, and launches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MATRIX_DTYPES = ("float16", "bfloat16", "int8")
 
 
 def conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int:
-    """Return the maximum words per bank that a TEU's lanes access, with 4-byte words ``stride`` apart.
+    """Return the maximum number of words per bank that a TEU's lanes access, with 4-byte words ``stride`` apart.
 
     >>> [conflict_degree(s, 32, 32, 4) for s in (1, 2, 3, 32, 33)]
     [1, 2, 1, 32, 1]
@@ -96,7 +96,7 @@ def shared(session: GpuSession) -> Finding:
 
 
 def tiles_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for reduction steps of five register tiles, with one to all warps of a unit."""
+    """Return the plan for reduction steps of five register tiles, with from one to all warps of a unit."""
     lanes, schedulers, ex = spec.teu.lanes, spec.teu.schedulers_per_unit, spec.execution
     fma_s = lanes * schedulers * spec.units / spec.ops_per_s("fma")
     cases = []
@@ -116,7 +116,7 @@ def tiles_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def tiles(session: GpuSession) -> Finding:
-    """Measure clock, multiply-add rate, and latency and issue time of a reduction step."""
+    """Measure the clock, the multiply-add rate, and the latency and issue time of a reduction step."""
     spec = session.spec
     timed = session.measure(tiles_plan(spec))
     every = list(timed.values())
@@ -138,7 +138,7 @@ def tiles(session: GpuSession) -> Finding:
 
 
 def rates_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for eight independent chains per thread of each class, with all and with half the warps."""
+    """Return the plan for eight independent chains per thread and class, with all the warps and with half of them."""
     parts = {"full": spec.units * 2, "half": spec.units}
     cases = []
     for entry, (name, operations) in _CLASSES.items():
@@ -157,7 +157,7 @@ def rates_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def rates(session: GpuSession) -> Finding:
-    """Measure operations per cycle and unit of the instruction classes."""
+    """Measure operations per cycle and unit for the instruction classes."""
     spec = session.spec
     timed = session.measure(rates_plan(spec))
     values: dict[str, Measured] = {}
@@ -201,7 +201,7 @@ def _turns(timed: Mapping[str, Timed]) -> float | None:
 
 
 def matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
-    """Return the plan for fragments of the specification's dtypes, or ``None`` without a matrix unit."""
+    """Return the plan for fragments with the specification's dtypes, or ``None`` without a matrix unit."""
     source, per_step = target_for(spec).matrix_probe
     given = spec.compute.ops_per_cycle_per_unit
     grid, block = spec.units * 2, 8 * spec.teu.lanes
@@ -216,7 +216,7 @@ def matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
 
 
 def matrix(session: GpuSession) -> Finding:
-    """Measure multiply-adds per cycle and unit of the matrix unit, per dtype."""
+    """Measure multiply-adds per cycle and unit for the matrix unit, by dtype."""
     spec = session.spec
     asked = matrix_plan(spec)
     if asked is None:
@@ -231,7 +231,7 @@ def matrix(session: GpuSession) -> Finding:
 
 
 def group_matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
-    """Return the plan for instructions that read scratchpad directly, or ``None`` if there are none."""
+    """Return the plan for instructions that read the scratchpad directly, or ``None`` if there are none."""
     alone = (f for f in spec.emitted.fragments if f.reads_scratchpad)
     forms = {f.operand: f for f in alone if f"{f.rate}.{f.operand}" in _given(spec)}
     cases = []
@@ -249,7 +249,7 @@ def _given(spec: DeviceSpec) -> Mapping[str, float]:
 
 
 def group_matrix(session: GpuSession) -> Finding:
-    """Measure multiply-adds per cycle and unit of these instructions, per dtype."""
+    """Measure multiply-adds per cycle and unit for these instructions, by dtype."""
     spec = session.spec
     asked = group_matrix_plan(spec)
     if asked is None:
@@ -262,7 +262,7 @@ def group_matrix(session: GpuSession) -> Finding:
 
 
 def control_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for launches of an empty kernel, and barriers in a block of eight TEUs on every unit."""
+    """Return the plan for launches of an empty kernel, and for barriers in a block of eight TEUs on every unit."""
     cases = (
         Case("launch", "empty", 1, spec.teu.lanes, (5,), spec.execution.launch_s, launches=True),
         Case("barrier", "barrier", spec.units, 8 * spec.teu.lanes, (1,), 16 * spec.execution.barrier_s),
@@ -271,7 +271,7 @@ def control_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def control(session: GpuSession) -> Finding:
-    """Measure the cost of a launch and of a barrier."""
+    """Measure the costs of a launch and of a barrier."""
     timed = session.measure(control_plan(session.spec))
     values = {}
     if "launch" in timed:

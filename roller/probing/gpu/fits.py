@@ -1,7 +1,8 @@
 """Fits the model's constants to measured times, with the model's own formulas.
 
 Fits are least squares in logarithms, because errors are factors. The spread of a constant is the width of its 95 %
-interval, from residuals and Jacobian; noisy times, or times off the formula, give a wide one and are refused.
+confidence interval, computed from the residuals and the Jacobian; noisy times, or times that deviate from the formula,
+give a wide interval and are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _CLEARER = 1.4
 
 
 def fit(model: Callable[[Array], Array], start: Sequence[float], samples: int) -> list[Measured]:
-    """Minimise the sum of squares of ``model`` over positive constants (Levenberg-Marquardt in their logarithms).
+    """Minimize the sum of squares of ``model`` over positive constants (Levenberg-Marquardt in their logarithms).
 
     >>> x = np.arange(1.0, 6.0)
     >>> [m] = fit(lambda c: np.log(c[0] * x) - np.log(3.0 * x), [1.0], 5)
@@ -61,7 +62,7 @@ def _jacobian(model: Callable[[Array], Array], at: Array, residual: Array) -> Ar
 
 
 def fit_saturation(warps: Array, bytes_per_s: Array, samples: int) -> tuple[Measured, Measured, Measured]:
-    """Return bandwidth per TEU, exponent and peak of ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)``."""
+    """Return the bandwidth per TEU, the exponent and the peak of ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)``."""
     start = [float(np.max(bytes_per_s / warps)), 1.5, float(np.max(bytes_per_s)) * 1.05]
 
     def residuals(c: Array) -> Array:
@@ -74,7 +75,7 @@ def fit_saturation(warps: Array, bytes_per_s: Array, samples: int) -> tuple[Meas
 def fit_steps(
     outputs: Array, warps: Array, seconds: Array, schedulers: int, samples: int
 ) -> tuple[Measured, Measured, Measured]:
-    """Return latency, issue time and multiply-add time (s) of a register tile's reduction step."""
+    """Return the latency, issue time and multiply-add time (s) of a register tile's reduction step."""
     # The model: seconds = latency + max(1, warps/schedulers) * outputs * fma + warps/schedulers * issue.
     share = warps / schedulers
 
@@ -91,7 +92,7 @@ def fit_steps(
 
 
 def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
-    """Return the hypothesis whose counts are proportional to the times.
+    """Return the hypothesis whose counts are most nearly proportional to the times.
 
     >>> choose(np.array([1.0, 1.02, 2.01]), {32: np.array([1, 1, 2]), 64: np.array([1, 1, 1])}, "transaction")
     32
@@ -109,7 +110,7 @@ def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
 
 
 def edge(sizes: Array, seconds: Array) -> float:
-    """Return the size at which the time is half-way, in logarithms, between its two levels.
+    """Return the size at which the logarithm of the time is half-way between its two levels.
 
     >>> round(edge(np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.0, 4.0, 4.0])), 2)
     2.83
@@ -129,7 +130,7 @@ def edge(sizes: Array, seconds: Array) -> float:
 
 
 def resampled(draw: Callable[[np.random.Generator], float], times: int, samples: int) -> Measured:
-    """Return a value with the spread over resampled windows."""
+    """Return a value with its spread over resampled windows."""
     rng = np.random.default_rng(7)
     values = np.array([draw(rng) for _ in range(times)])
     middle = float(np.median(values))

@@ -1,4 +1,4 @@
-"""GPU probes of global memory and L2: their cases, and the fields that follow from the times."""
+"""GPU probes of global memory and L2: their cases, and the fields computed from the times."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PITCH_WORDS = 64
 
 
 def buffer_words(spec: DeviceSpec) -> int:
-    """Return the words of a buffer beyond all caches: a power of two, at most an eighth of the memory."""
+    """Return the number of words in a buffer beyond all caches: a power of two, at most an eighth of the memory."""
     wanted = max(BUFFER_BYTES, BUFFER_CACHES * spec.layer("l2").capacity_bytes)
     size = 1 << math.ceil(math.log2(wanted))
     while size > spec.layer("global").capacity_bytes // 8:
@@ -53,7 +53,7 @@ def buffer_words(spec: DeviceSpec) -> int:
 
 
 def saturated(spec: DeviceSpec, warps: float) -> float:
-    """Return the specified global memory bandwidth for a number of loads in flight, in units of TEUs."""
+    """Return the specified global memory bandwidth for a number of loads in flight, counted in TEUs."""
     layer = spec.layer("global")
     peak, p = layer.bandwidth_bytes_per_s, layer.saturation_exponent or 1.4
     alone = layer.bandwidth_per_teu_bytes_per_s or peak / full_warps(spec)
@@ -61,7 +61,7 @@ def saturated(spec: DeviceSpec, warps: float) -> float:
 
 
 def dram_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for walks with few to many loads in flight, and a copy with all."""
+    """Return the plan for walks with few to many loads in flight, and for a copy with all of them."""
     words, lanes, full = buffer_words(spec), spec.teu.lanes, full_warps(spec)
     cases = []
     for loads, share in _LOADS.items():
@@ -89,7 +89,7 @@ def dram_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def dram(session: GpuSession) -> Finding:
-    """Measure bandwidth, bandwidth per TEU and saturation exponent of global memory."""
+    """Measure the bandwidth, bandwidth per TEU and saturation exponent of global memory."""
     timed = session.measure(dram_plan(session.spec))
     values: dict[str, Measured] = {}
     copy = timed.get("copy")
@@ -105,7 +105,7 @@ def dram(session: GpuSession) -> Finding:
 
 
 def steps_of(timed: list[Timed]) -> np.ndarray:
-    """Return the seconds per step of each case, or raise if they are noise."""
+    """Return the seconds per step of each case, or raise an error if they are noise."""
     steps = [t.step for t in timed]
     for t, m in zip(timed, steps, strict=True):
         if m.value <= 0 or m.spread > 1.0:
@@ -132,7 +132,7 @@ def l2_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def l2(session: GpuSession) -> Finding:
-    """Measure bandwidth and capacity of L2."""
+    """Measure the bandwidth and capacity of L2."""
     timed = session.measure(l2_plan(session.spec))
     values: dict[str, Measured] = {}
     inside = timed.get(f"part={_PARTS[0]}")
@@ -220,7 +220,7 @@ def _transaction(timed: Mapping[str, Timed], field: str) -> Measured:
 
 
 def latency_plan(spec: DeviceSpec) -> ProbePlan:
-    """Return the plan for pointer chains through scratchpad, a part of L2, and four times L2."""
+    """Return the plan for pointer chains through the scratchpad, a part of L2, and four times the size of L2."""
     capacity = spec.layer("l2").capacity_bytes
     inputs = (
         Contents("chain", 1024),
@@ -236,6 +236,6 @@ def latency_plan(spec: DeviceSpec) -> ProbePlan:
 
 
 def latency(session: GpuSession) -> Finding:
-    """Measure the latency of scratchpad, L2 and global memory."""
+    """Measure the latencies of the scratchpad, L2 and global memory."""
     timed = session.measure(latency_plan(session.spec))
     return Finding({f"memory_layers.{k}.latency_s": t.step.times(1 / 16) for k, t in timed.items()}, session.taken())

@@ -1,4 +1,4 @@
-"""Helpers for probe plans: resident blocks and TEUs, and expected results of each case."""
+"""Helpers for probe plans: resident blocks and TEUs, and the expected results of each case."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan(
     source: str | None = None,
     arch: str = "",
 ) -> ProbePlan:
-    """Return a plan whose cases have expected results."""
+    """Return a plan whose cases include expected results."""
     words = output_words or max(c.threads + (c.grid if c.cycles_word is not None else 0) for c in cases)
     done = tuple(
         c if c.checks else replace(c, checks=_checks(c, inputs[c.input], source), tolerance=_TOLERANCE[c.output_dtype])
@@ -60,13 +60,13 @@ def _checks(case: Case, data: Contents, source: str | None) -> tuple[tuple[int, 
 
 
 def full_warps(spec: DeviceSpec) -> int:
-    """Return the resident TEUs of the whole device in blocks of two."""
+    """Return the number of TEUs resident on the whole device in blocks of two."""
     assert spec.limits.threads_per_unit and spec.limits.blocks_per_unit  # required for GPUs by the schema
     return spec.units * min(spec.limits.threads_per_unit // spec.teu.lanes, 2 * spec.limits.blocks_per_unit)
 
 
 def full_grid(spec: DeviceSpec, block: int) -> int:
-    """Return the resident blocks of ``block`` threads with 32 registers each, on the whole device."""
+    """Return the number of blocks of ``block`` threads, with 32 registers each, resident on the whole device."""
     lim = spec.limits
     assert lim.threads_per_unit and lim.registers_per_unit and lim.blocks_per_unit  # likewise
     per_unit = min(lim.threads_per_unit // block, lim.registers_per_unit // (32 * block), lim.blocks_per_unit)

@@ -1,4 +1,4 @@
-"""NumPy references of the probe kernels, which prove that the timed work was done."""
+"""NumPy references for the probe kernels, which prove that the timed work was done."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _chase(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.nd
 
 
 def _operands(data: Contents, rows: np.ndarray, lane: np.ndarray, count: int, pitch: int) -> np.ndarray:
-    """Return the lanes' operands per step: vectors of up to four words, then the next ones ``pitch`` words on."""
+    """Return the lanes' operands per step: vectors of up to four words, then the next ones, ``pitch`` words apart."""
     n = np.arange(count)
     place = lane[:, None] * min(count, 4) + n // 4 * pitch + n % 4
     return data.at(rows[:, None, None] + place).astype(np.float64)
@@ -84,7 +84,7 @@ def _tile(ry: int, rx: int) -> Reference:
 def _each(
     start: float, step: float, dtype: type, turn: Callable[[np.ndarray], np.ndarray], lanes: int = 1
 ) -> Reference:
-    """Return the reference for eight values per thread that pass through ``turn`` eight times a step."""
+    """Return the reference for eight values per thread that pass through ``turn`` eight times per step."""
 
     def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
         x = (data.at(np.array(0)) + step * np.arange(_VALUES)).astype(dtype)
@@ -163,7 +163,7 @@ def _group_matrix(steps: int, case: Case, data: Contents, threads: np.ndarray) -
 
 
 def reference_of(case: Case, data: Contents, uniform: bool = False) -> Reference:
-    """Return the reference of a case's kernel."""
+    """Return the reference for a case's kernel."""
     known: dict[str, Reference] = {
         "walk_1": _walk(1), "walk_2": _walk(2), "walk_4": _walk(4),
         "sweep": _sweep, "runs": _runs, "vectors": _shared(4, 8, 512, 4095), "strided": _shared(1, 16, 257, 4095),

@@ -31,17 +31,17 @@ class Timed:
 
     @property
     def step(self) -> Measured:
-        """Seconds per step from the difference of the runs, which cancels launch and start-up."""
+        """Seconds per step, from the difference between the runs, which cancels launch and start-up times."""
         return best_of(self.twice).minus(best_of(self.once)).times(1 / self.steps)
 
     def drawn(self, rng: np.random.Generator) -> float:
-        """Return the seconds per step from one random run of each kind, among the faster halves."""
+        """Return the seconds per step from one random run of each kind, drawn from the faster halves."""
         short, long = (sorted(x)[: max(3, len(x) // 2)] for x in (self.once, self.twice))
         return max(1e-15, (float(rng.choice(long)) - float(rng.choice(short))) / self.steps)
 
 
 class GpuSession:
-    """State of the probes of one GPU; ``source`` runs a plan, or looks up its results by case."""
+    """State of the probes for one GPU; ``source`` runs a plan or looks up its results by case."""
 
     def __init__(self, spec: DeviceSpec, source: Callable[[ProbePlan], Results]) -> None:
         self.spec = spec
@@ -52,7 +52,7 @@ class GpuSession:
         self.remarks: list[str] = []
 
     def measure(self, plan: ProbePlan) -> dict[str, Timed]:
-        """Return the successful cases of a plan by key; each failure becomes a remark."""
+        """Return the successful cases of a plan, by key; each failure becomes a remark."""
         results = self._source(plan)
         good = {}
         for case in plan.cases:
@@ -78,11 +78,11 @@ class GpuSession:
 
 
 def doubted(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Measured]:
-    """Return values that must not be written, and record the reason."""
+    """Return values that must not be written, and record the reasons."""
     doubts.update(dict.fromkeys(paths, str(reason)))
     return dict.fromkeys(paths, Measured(0.0, math.inf, 0))
 
 
 def samples_of(timed: Sequence[Timed]) -> int:
-    """Return the total number of windows of the cases."""
+    """Return the total number of windows in the cases."""
     return sum(len(t.once) + len(t.twice) for t in timed)

@@ -32,7 +32,7 @@ def base_of(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> Device
 
 
 def _of_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
-    """Return a specification for a device of another architecture, with the features of both."""
+    """Return a specification for a device of another architecture, with the features common to both."""
     target = tuple((k, properties.arch if k == "arch" else v) for k, v in near.target_items)
     fragments, execution = near.fragments, near.execution
     if _number(near.target["arch"]) > _number(properties.arch):
@@ -41,7 +41,7 @@ def _of_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSp
     kept = tuple(f for f in fragments if not f.arch or same_arch(f.arch, properties.arch))
     text = f"{properties.name}, starting from {near.name}"
     spec = replace(near, target_items=target, description=text, fragments=kept, execution=execution)
-    # A block's scratchpad limit depends on the architecture: the opt-in limit, else the static one.
+    # A block's scratchpad limit depends on the architecture: the opt-in limit, otherwise the static one.
     stated, shared = dict(properties.stated), spec.layer("shared")
     known = shared.usable_bytes or shared.capacity_bytes
     budget = stated.get(_BUDGET) or min(known, stated.get("limits.shared_bytes_per_block", known))
@@ -61,7 +61,7 @@ def _number(arch: str) -> int:
 
 
 def as_stated(spec: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
-    """Return a specification with the driver's numbers where they contradict it."""
+    """Return a specification with the driver's numbers if they contradict it."""
     known, before = settable(spec), spec.values()
     changed: dict[str, float] = {}
     for path, value in properties.stated:

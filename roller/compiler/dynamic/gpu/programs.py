@@ -1,7 +1,8 @@
 """GPU programs with dynamic extents, and one kernel for all sizes with the same code.
 
-Tiles fix blocks and threads, and guards stop at the ends of axes, so a program's code differs between sizes only in
-numbers, which become kernel arguments. A call generates its own code, and uses the kernel only if all else is equal.
+Tiles fix blocks and threads, and guards stop at the ends of axes, so the code for different sizes differs only in
+numbers, which become kernel arguments. A call generates the code for its own sizes, and uses the kernel only if
+everything else is equal.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MOST_KEPT = 64
 
 @dataclass(frozen=True)
 class GpuProgram(SymbolicProgram):
-    """A GPU program for all sizes; further fields as in :class:`SymbolicProgram`."""
+    """A GPU program for all sizes; for further fields, see :class:`SymbolicProgram`."""
 
     #: Whether rows of variable length are copied element by element: one code for any length, not only for multiples of
     #: a vector.
@@ -47,7 +48,7 @@ class GpuProgram(SymbolicProgram):
     _own: dict[tuple[int, ...], OwnCode | str] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, sizes: Sizes) -> RProgram:
-        """Return the program at the given sizes: the same tiles, but whole windows where threads slide over them."""
+        """Return the program at the given sizes: the same tiles, but whole windows if threads slide over them."""
         p, expr = self.program, self.form.at(sizes)
         tiles = p.tiles
         if p.traits.slides_windows:
@@ -56,7 +57,7 @@ class GpuProgram(SymbolicProgram):
         return replace(p, expr=expr, tiles=tiles, open_axes=self.open_axes, relaxed=())
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether it may have code for these sizes; only generating the code decides."""
+        """Whether it may have code for these sizes; only generating the code can decide."""
         return True
 
     def key(self) -> tuple[Any, ...]:
@@ -67,7 +68,7 @@ class GpuProgram(SymbolicProgram):
 
     @property
     def with_scalar(self) -> list[GpuProgram]:
-        """The program, and its variant without vectors along rows of variable length."""
+        """The program, and its variant without vector accesses along rows of variable length."""
         expr, varying = self.program.expr, set(self.open_axes)
         ends = [load.index[-1].axes for s in expr.stages for load in s.loads if load.index]
         ends += [s.store[-1].axes for s in expr.stages if s.store]
@@ -78,7 +79,7 @@ class GpuProgram(SymbolicProgram):
         return [self, GpuProgram(program, self.form, self.sizes, scalar=True)]
 
     def own(self, sizes: Sizes, spec: DeviceSpec) -> OwnCode | str:
-        """Return its code for the given sizes, or the reason why it has none."""
+        """Return the program's code for the given sizes, or the reason why it has none."""
         from roller.templates.gpu.emit.general import OwnCode
 
         key = tuple(sizes.values())
@@ -95,7 +96,7 @@ class GpuProgram(SymbolicProgram):
         return self._own[key]
 
     def owns(self, several: Sequence[Sizes], spec: DeviceSpec) -> list[OwnCode | str]:
-        """Return its code for several sizes, each generated once even if the cache evicts it."""
+        """Return the program's code for several sizes, each generated only once even if the cache evicts it."""
         kept = {key: self._own[key] for p in several if (key := tuple(p.values())) in self._own}
         return [kept[key] if (key := tuple(p.values())) in kept else self.own(p, spec) for p in several]
 
@@ -111,11 +112,11 @@ class GpuKernel:
     spec: DeviceSpec
 
     def takes(self, sizes: Sizes) -> bool:
-        """Whether it may support these sizes."""
+        """Whether the kernel may support these sizes."""
         return self.program.takes(sizes)
 
     def passed(self, sizes: Sizes) -> dict[str, int] | str:
-        """Return its arguments for the given sizes, or the reason why it cannot be used."""
+        """Return the kernel's arguments for the given sizes, or the reason why it cannot be used."""
         own = self.program.own(sizes, self.spec)
         if isinstance(own, str):
             return f"its program has no code: {own}"
@@ -169,7 +170,7 @@ def fault(kernel: GpuKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceS
 def build(
     program: GpuProgram, codes: Sequence[OwnCode], sizes: Sizes, expression: TensorExpr, spec: DeviceSpec
 ) -> GpuKernel:
-    """Return the kernel for codes of a program that differ only in numbers; its source is not compiled."""
+    """Return the kernel for versions of a program's code that differ only in numbers; do not compile its source."""
     from roller.templates.gpu.emit.general import generalised
 
     code, numbers = generalised(codes)
@@ -190,5 +191,5 @@ def build(
 
 
 def _vectors(artifact: KernelArtifact) -> int:
-    """Return the number of vector accesses in a source, which TVM emits where it knows the alignment."""
+    """Return the number of vector accesses in a source, which TVM emits if it knows the alignment."""
     return len(_VECTOR.findall(artifact.source))

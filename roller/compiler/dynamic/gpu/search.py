@@ -45,7 +45,7 @@ _ALL = 48
 
 @dataclass
 class _Codes:
-    """Kinds of code of programs, by size."""
+    """The kinds of programs' code, by size."""
 
     s: Search
     spec: DeviceSpec
@@ -56,7 +56,7 @@ class _Codes:
     known: dict[int, dict[tuple[int, ...], tuple[Sizes, str]]] = field(default_factory=dict)
 
     def forget(self, rows: Sequence[int], places: Sequence[Sizes]) -> None:
-        """Discard kernels for which the new sizes give other numbers, or other kinds of their program's code."""
+        """Discard kernels for which the new sizes give other numbers or other kinds of code."""
         for row in rows:
             found = {self.written(row, p) for p in places}
             if found - {self.single.get(row, "")}:
@@ -77,7 +77,7 @@ class _Codes:
         return [k for k in found if self.built.get(k, True) is not None]
 
     def costs(self, kinds: Sequence[tuple[int, str]]) -> np.ndarray:
-        """Return predicted seconds ``(kinds, places)``; infinite where the program has code of another kind."""
+        """Return predicted seconds ``(kinds, places)``; infinite if the program has code of another kind."""
         places = self.s.places
         return np.array([
             [self.s.costs[row, n] if self.digest(row, p) == code else np.inf for n, p in enumerate(places)]
@@ -85,7 +85,7 @@ class _Codes:
         ]).reshape(len(kinds), len(places))  # fmt: skip
 
     def digest(self, row: int, sizes: Sizes) -> str:
-        """Return the kind of a program's code at the given sizes, assumed equal where it has only one kind."""
+        """Return the kind of a program's code at the given sizes, assumed equal if it has only one kind."""
         return self.single[row] if self.is_single(row) else self.written(row, sizes)
 
     def written(self, row: int, sizes: Sizes) -> str:
@@ -157,7 +157,7 @@ def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, 
 
 
 def _nearest(codes: _Codes) -> list[PricedKernel]:
-    """Return the kernels nearest to the best if each program has one kind of code; else none."""
+    """Return the kernels closest to the best if each program has one kind of code; otherwise none."""
     s = codes.s
     rows = fewest(s.costs, s.best, MOST)
     _LOG.info("%s: writing %s for a range", s.question.name, counted(len(rows), "program"))
@@ -234,7 +234,7 @@ def _only(s: Search, places: Sequence[Sizes]) -> None:
 
 
 def _further(box: Box) -> list[dict[str, int]]:
-    """Return further sizes for code generation, with various remainders by vector lengths."""
+    """Return further sizes for code generation, with various remainders modulo the vector lengths."""
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes, rest in zip(box.points(5), itertools.islice(itertools.cycle(_RESTS), _MORE), strict=False):
         for n in range(len(sizes)):  # along each axis, and along all axes
@@ -245,7 +245,7 @@ def _further(box: Box) -> list[dict[str, int]]:
 
 
 def _lacking(box: Box, seed: int, found: Sequence[PricedKernel]) -> list[dict[str, int]]:
-    """Return sampled sizes, random and smallest, without code in any kernel."""
+    """Return sample sizes, random and smallest, for which no kernel has code."""
     tried: list[dict[str, int]] = list(itertools.islice(box.points(31 + seed), _TRIED))
     tried += [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]
     if math.prod(high - low + 1 for low, high in box.ends.values()) <= _ALL:

@@ -47,7 +47,7 @@ def unary(site: Site) -> Lowered:
 
 
 def _clipped(x: Scalar, low: Scalar | None, high: Scalar | None) -> Scalar:
-    """Return ``min(max(x, low), high)`` with optional bounds, in ONNX's order where they cross."""
+    """Return ``min(max(x, low), high)`` with optional bounds, in ONNX's order if they cross."""
     # The bound comes first: where processors compare with NaN, the second operand results.
     x = x if low is None else call("max", low, x)
     return x if high is None else call("min", high, x)
@@ -55,7 +55,7 @@ def _clipped(x: Scalar, low: Scalar | None, high: Scalar | None) -> Scalar:
 
 @lowers("Clip")
 def clip(site: Site) -> Lowered:
-    """Lower bounds from attributes (before version 11) or scalar inputs; absent ones are the dtype's limits."""
+    """Lower bounds from attributes (before version 11) or scalar inputs; absent bounds become the dtype's limits."""
     require(site.output, (*FLOATS, *INTEGERS), "Clip")
     axes, dtype = axes_of(site.output.shape), site.output.dtype
 

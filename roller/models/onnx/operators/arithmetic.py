@@ -1,4 +1,4 @@
-"""Lowerings of broadcast arithmetic on several tensors."""
+"""Lowerings of broadcasting arithmetic on several tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from roller.models.onnx.types import onnx_dtype
 
 _BY_OP = {"Add": "add", "Sub": "sub", "Mul": "mul", "Sum": "add", "Max": "max", "Min": "min"}
 
-#: Most operands of one kernel, which limits its inputs and the depth of its scalar tree.
+#: Maximum number of operands of one kernel, which limits its inputs and the depth of its scalar tree.
 _MOST_OPERANDS = 8
 #: Largest exponent that is computed by multiplications, which are exact on integers.
 _MOST_PRODUCTS = 8
@@ -75,7 +75,7 @@ def _element_type(dtype: str) -> int:
 
 @lowers("Div")
 def divide(site: Site) -> Lowered:
-    """Lower a division, between integers towards zero."""
+    """Lower a division; integer division rounds towards zero."""
     dtype = computed(site.output.dtype)
     axes, (a, b) = operands(site)
     if dtype in INTEGERS:
@@ -94,7 +94,7 @@ def _is_power_of_two(value: float) -> bool:
 
 @lowers("Mod")
 def modulo(site: Site) -> Lowered:
-    """Lower a remainder with the sign of the divisor, or with ``fmod`` of the dividend."""
+    """Lower a remainder with the sign of the divisor or, with ``fmod``, of the dividend."""
     require(site.output, (*FLOATS, *INTEGERS), "Mod")
     dtype = computed(site.output.dtype)
     c_style = bool(site.attribute("fmod", 0))
@@ -143,7 +143,7 @@ def _product(x: Scalar, n: int) -> Scalar:
 
 
 def _integer_power(base: str, exponent: str, x: Scalar, y: Scalar) -> Scalar:
-    """Return a power of integers computed in float64, which represents every result in the dtype's range."""
+    """Return a power of integers computed in float64, which represents exactly every result in the dtype's range."""
     if base == "int64":
         raise Unsupported("Pow of int64 whose exponent is no small constant: float64 does not hold all its results")
     # Negative powers of 0 are 0 and overflow saturates, because converting out-of-range floats is undefined.

@@ -1,4 +1,4 @@
-"""Lowerings of movement in blocks and at borders: depth and space, padding, triangles."""
+"""Lowerings of movement in blocks and at borders: depth and space, padding, and triangles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def space_to_depth(site: Site) -> Lowered:
 
 @lowers("Pad")
 def pad(site: Site) -> Lowered:
-    """Lower borders of a constant, or of the tensor's own elements; negative widths crop."""
+    """Lower borders that consist of a constant or of the tensor's own elements; negative widths crop."""
     x, rank = site.required(0), len(site.required(0).shape)
     mode = site.attribute("mode", "constant")
     if isinstance(mode, bytes):
@@ -152,7 +152,7 @@ def gathered(site: Site, indices: dict[int, np.ndarray]) -> Rewritten:
 
 @lowers("Trilu")
 def trilu(site: Site) -> Lowered:
-    """Lower one triangle of matrices, zero elsewhere."""
+    """Lower one triangle of matrices, with zeros elsewhere."""
     x = site.required(0)
     axes = axes_of(site.output.shape)
     row, column = axes[-2].name, axes[-1].name

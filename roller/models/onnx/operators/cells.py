@@ -77,7 +77,7 @@ class Cell:
         return self.t.load(self.site.required(position).name, (axis_index("b"), axis_index("j")))
 
     def weight(self, position: int, number: int) -> Scalar | None:
-        """Return an element of part ``number`` of an input (parts x hidden), ``None`` if it is absent."""
+        """Return an element of part ``number`` of an input (parts x hidden); ``None`` if it is absent."""
         value = self.site.input(position)
         return None if value is None else self.t.load(value.name, (self._at(number),))
 
@@ -85,7 +85,7 @@ class Cell:
         return axis_index("j", 1, number * self.hidden)
 
     def active(self, lengths: int) -> Scalar | None:
-        """Return whether a sequence has this step, by its length and the step's number; ``None`` if all have."""
+        """Return whether a sequence has this step, by its length and the step's number; ``None`` if all do."""
         length, step = self.site.input(lengths), self.site.input(lengths + 1)
         if length is None or step is None:
             return None
@@ -98,7 +98,7 @@ class Cell:
         return Stage(tensor(out), axes, (axis_index("b"), axis_index("j")), body, None, self.t.acc)
 
     def results(self, states: Sequence[tuple[Value, Scalar, Scalar]], shown: Value | None, lengths: int) -> Compute:
-        """Return the stages of states ``(value, new, old)``; ``shown`` receives the last state."""
+        """Return the stages for states ``(value, new, old)``; ``shown`` receives the last state."""
         # Sequences that have ended keep their states and output zero.
         active = self.active(lengths)
         stages = []
@@ -126,7 +126,7 @@ def _times(a: Scalar, b: Scalar) -> Scalar:
 
 @lowers("LSTMCell", domain="roller")
 def lstm(site: Site) -> Lowered:
-    """Lower a step of an LSTM: inputs gates ``iofc``, cell, state, peepholes, lengths, step; outputs h, c, y."""
+    """Lower a step of an LSTM: inputs: gates ``iofc``, cell, state, peepholes, lengths, step; outputs: h, c, y."""
     cell = Cell.of(site)
     h, c, y = _outputs(site, 3)
     assert h is not None and c is not None
@@ -150,7 +150,7 @@ def lstm(site: Site) -> Lowered:
 
 @lowers("RNNCell", domain="roller")
 def rnn(site: Site) -> Lowered:
-    """Lower a step of a simple layer: inputs sum, state, lengths, step; outputs h, y."""
+    """Lower a step of a simple layer: inputs: sum, state, lengths, step; outputs: h, y."""
     cell = Cell.of(site)
     h, y = _outputs(site, 2)
     assert h is not None
@@ -159,7 +159,7 @@ def rnn(site: Site) -> Lowered:
 
 @lowers("GRUReset", domain="roller")
 def reset(site: Site) -> Lowered:
-    """Lower the state after a GRU's reset gate: inputs projections ``zrh``, product ``zr``, state."""
+    """Lower the state after a GRU's reset gate: inputs: projections ``zrh``, product ``zr``, state."""
     cell = Cell.of(site)
     gate = cell.activate(0, _plus(cell.gate(0, 1), cell.gate(1, 1)))
     return Compute((cell.stage(site.output, _times(gate, cell.state(2))),))
@@ -167,7 +167,7 @@ def reset(site: Site) -> Lowered:
 
 @lowers("GRUCell", domain="roller")
 def gru(site: Site) -> Lowered:
-    """Lower a step of a GRU: outputs h, y."""
+    """Lower a step of a GRU: outputs: h, y."""
     # Inputs: projections ``zrh``, product ``zr`` (``zrh`` with linear_before_reset), state, product ``h`` or absent,
     # the bias of that product, lengths, step.
     cell = Cell.of(site)

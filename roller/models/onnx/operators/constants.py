@@ -1,4 +1,4 @@
-"""Lowerings of operators that depend on shapes and attributes only, to constants."""
+"""Lowerings to constants of operators that depend only on shapes and attributes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from roller.core.dtypes import numpy_dtype
 from roller.models.onnx.lowering import Lowered, Rewritten, Site, Unsupported, lowers
 from roller.models.onnx.rewriting import Steps
 
-#: Most bytes of such a constant; larger ones are refused.
+#: Maximum number of bytes of such a constant; larger ones are refused.
 _MOST_BYTES = 1 << 26
 
 
 def constant(site: Site, array: np.ndarray) -> Rewritten:
-    """Return the node as a constant."""
+    """Return the node's value as a constant."""
     steps = Steps(site)
     steps.add("Identity", (steps.constant(array),), array.shape, out=site.output)
     return steps.done()
@@ -27,7 +27,7 @@ def _bounded(site: Site) -> np.dtype[np.generic]:
 
 @lowers("EyeLike")
 def eye_like(site: Site) -> Lowered:
-    """Lower ones along a diagonal."""
+    """Lower a matrix with ones along a diagonal."""
     dtype = _bounded(site)
     rows, columns = site.output.shape
     return constant(site, np.eye(rows, columns, int(site.attribute("k", 0)), dtype))
@@ -43,7 +43,7 @@ def shape(site: Site) -> Lowered:
 
 @lowers("Size")
 def size(site: Site) -> Lowered:
-    """Lower a number of elements."""
+    """Lower the number of elements."""
     return constant(site, np.asarray(site.required(0).elements, np.int64))
 
 

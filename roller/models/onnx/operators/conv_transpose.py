@@ -1,9 +1,9 @@
 """Transposed convolutions, as one convolution of stride 1 per phase of the stride, with interleaved results.
 
-With stride ``s`` the output at ``o`` uses the taps ``k`` where ``o + pad - d * k`` is a multiple of ``s``, the same for
-all ``o`` of a phase ``(o + pad) % s``: a convolution with ``s`` times the filters per dimension (sub-pixel
-convolution), without products with zero. It needs constant weights; others convolve an image with zeros between its
-points.
+With stride ``s``, the output at ``o`` uses the taps ``k`` for which ``o + pad - d * k`` is a multiple of ``s``. They
+are the same for all ``o`` of a phase ``(o + pad) % s``, which gives a convolution with ``s`` times the filters per
+dimension (sub-pixel convolution), without products with zero. This requires constant weights; otherwise, an image with
+zeros between its points is convolved.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Shape:
 
 @lowers("ConvTranspose")
 def transposed(site: Site) -> Lowered:
-    """Rewrite a transposed convolution into convolutions of stride 1 and movement."""
+    """Rewrite a transposed convolution into convolutions of stride 1 and movements."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
     require_elements(site)
     shape, weights, steps = _shape(site, x, w, y), site.constant(1), Steps(site)
@@ -95,7 +95,7 @@ def shape_of(site: Site) -> tuple[int, ...]:
 
 def _sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...],
                                                     tuple[int, ...]]:  # fmt: skip
-    """Return groups, strides, dilations, the shape of the result, and the elements removed before it."""
+    """Return groups, strides, dilations, the shape of the result, and the number of elements removed before it."""
     rank = len(x.shape) - 2
     groups = int(site.attribute("group", 1))
     if rank < 1 or len(w.shape) != rank + 2 or w.shape[0] != x.shape[1] or groups < 1 or x.shape[1] % groups:
@@ -115,7 +115,7 @@ def _sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[
 def _cut(
     site: Site, full: Sequence[int], same: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the size of the result, and the elements removed before it from all that taps produce (``full``)."""
+    """Return the size of the result, and how many of the ``full`` elements that taps produce are removed before it."""
     # An odd element is removed at the end for SAME_UPPER, else at the beginning; without ``auto_pad`` at the end before
     # version 11, whose equation is reversed. Elements beyond ``full`` are at the end, like ``output_padding``.
     rank, mode = len(full), str(site.attribute("auto_pad", "NOTSET") or "NOTSET")
@@ -190,7 +190,7 @@ def reversed_taps(site: Site) -> Lowered:
 
 @lowers("ConvPhases", domain="roller")
 def phases(site: Site) -> Lowered:
-    """Lower the convolutions with the taps of every phase: filters are phases times filters."""
+    """Lower the convolutions with the taps of every phase: there are phases times filters of them."""
     x, table, y = site.required(0), site.required(1), site.output
     shape, t, names = _Shape(*site.attribute("sizes")), types_of(x, y), names_of(len(x.shape) - 2)
     outs = tuple(Axis(f"{n}o", e) for n, e in zip(names, y.shape[2:], strict=True))

@@ -1,4 +1,4 @@
-"""Lowerings of dtype conversions and of linear quantisation."""
+"""Lowerings of dtype conversions and of linear quantization."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roller.ops.build import indices
 
 @lowers("Cast", "CastLike")
 def cast(site: Site) -> Lowered:
-    """Lower a conversion: integers truncate towards zero, non-zero is true; other values wrap or are undefined."""
+    """Lower a conversion: truncate floats; non-zero values become true; out-of-range values wrap or are undefined."""
     x, y = site.required(0), site.output
     if x.dtype == y.dtype:
         return Reshaped()
@@ -43,7 +43,7 @@ def cast(site: Site) -> Lowered:
 
 
 def _saturated(value: Scalar, dtype: str) -> Scalar:
-    """Return a number clamped to the range of ``dtype``; NaN is kept, because comparisons with it are false."""
+    """Return a number clamped to the range of ``dtype``; NaN is kept because comparisons with it are false."""
     most = DTYPES[dtype].largest
     value, high, low = Cast("float32", value), literal(most, "float32"), literal(-most, "float32")
     below = call("select", call("lt", value, low), low, value)
@@ -51,7 +51,7 @@ def _saturated(value: Scalar, dtype: str) -> Scalar:
 
 
 def _parameter(site: Site, value: Value, axes: tuple[Axis, ...]) -> Load:
-    """Return the load of a scale or zero point: of the whole tensor or of a channel."""
+    """Return the load of a scale or zero point: for the whole tensor or for a channel."""
     shape = site.required(0).shape
     if value.elements == 1:
         return Load(tensor(value).name, (Index(),) * len(value.shape))
@@ -80,7 +80,7 @@ def quantize(site: Site) -> Lowered:
         value = call("add", value, converted(_parameter(site, zero, axes), zero.dtype, "float32"))
     limits = np.iinfo(site.output.dtype)
     low, high = literal(limits.min, "float32"), literal(limits.max, "float32")
-    # The comparison maps NaN, whose conversion is undefined, to the least integer.
+    # The comparison maps NaN, whose conversion is undefined, to the smallest integer.
     value = call("min", call("select", call("lt", low, value), value, low), high)
     return pointwise(site, axes, Cast(site.output.dtype, Cast("int32", value)), dtype="float32")
 

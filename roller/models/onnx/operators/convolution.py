@@ -1,4 +1,4 @@
-"""Lowerings of convolutions of any rank, of floats and of quantised integers."""
+"""Lowerings of convolutions of any rank, on floats and on quantized integers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _centred_first(site: Site) -> Lowered:
 
 
 def _form(site: Site, x: Value, w: Value, y: Value) -> Correlation:
-    """Return axes and indices of a convolution; for groups of one channel only the window is reduced."""
+    """Return axes and indices of a convolution; for single-channel groups, only the window is reduced."""
     require_elements(site)
     groups = int(site.attribute("group", 1))
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
@@ -84,6 +84,6 @@ def _summed(
     form: Correlation, y: Value, t: Types, image: Scalar, weight: Scalar,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> Compute:  # fmt: skip
-    """Return the sums of products of an image and weights, loaded by ``form``."""
+    """Return the sums of products between an image and weights, loaded by ``form``."""
     axes, store = (*form.points, *form.reduced), indices(form.points)
     return Compute(reduced(y, axes, store, Call("mul", (image, weight)), "sum", t, ending))

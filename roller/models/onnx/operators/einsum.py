@@ -1,4 +1,4 @@
-"""Lowerings of Einstein sums of one or two tensors; more are multiplied in turn."""
+"""Lowerings of Einstein sums of one or two tensors; more tensors are multiplied in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.ops.build import Types, indices, rows_of
 
 @lowers("Einsum")
 def einsum(site: Site) -> Lowered:
-    """Lower a sum of products: letters of the result are points, the others are reduced."""
+    """Lower a sum of products: the result's letters are points, and the others are reduced."""
     require_elements(site)
     operands = [site.required(i) for i in range(len(site.inputs))]
     y = site.output
@@ -32,7 +32,7 @@ def einsum(site: Site) -> Lowered:
 
 
 def _parsed(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Return letters per operand and of the result; dimensions of an ellipsis have digits as letters."""
+    """Return the letters of each operand and of the result; dimensions of an ellipsis have digits as letters."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
@@ -77,7 +77,7 @@ def _load(value: Value, term: str, t: Types, sizes: dict[str, int]) -> Scalar:
 def _one_after_another(
     site: Site, operands: list[Value], terms: list[str], result: str, sizes: dict[str, int]
 ) -> Lowered:
-    """Return products of two operands at a time, from the left, each summed over letters that are not needed later."""
+    """Return products of two operands at a time, from the left, each summed over letters not needed later."""
     floats_of(operands[0], site.output)
     steps = Steps(site)
     value, term = operands[0], terms[0]

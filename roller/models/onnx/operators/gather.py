@@ -1,4 +1,4 @@
-"""Lowerings of indexing: an access map for constant regular indices, else a library call."""
+"""Lowerings of indexing: an access map for constant regular indices, otherwise a library call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.models.onnx.rewriting import Steps
 
 @lowers("Gather")
 def gather(site: Site) -> Lowered:
-    """Lower slices along an axis, by an access map where the indices are constant and regular."""
+    """Lower slices along an axis, by an access map if the indices are constant and regular."""
     x, rank = site.required(0), len(site.required(0).shape)
     axis = axis_of(int(site.attribute("axis", 0)), rank)
     indices = site.constant(1)
@@ -105,7 +105,7 @@ def _reduction(site: Site) -> str:
 
 @lowers("TopK")
 def top_k(site: Site) -> Lowered:
-    """Lower the largest or smallest elements along an axis with their positions, ties in order."""
+    """Lower the largest or smallest elements along an axis with their positions, with ties in order."""
     x, y = site.required(0), site.output
     axis = axis_of(int(site.attribute("axis", -1)), len(x.shape))
     return Called("top_k", {"axis": axis, "k": y.shape[axis], "largest": int(site.attribute("largest", 1))}, (x.name,))

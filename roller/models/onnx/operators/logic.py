@@ -27,7 +27,7 @@ def _condition(condition: Scalar) -> Scalar:
 
 @lowers("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 def comparison(site: Site) -> Lowered:
-    """Lower a comparison, false for NaN."""
+    """Lower a comparison, which is false for NaN."""
     op = site.node.op
     require(site.required(0), (*_NUMBERS, "bool") if op == "Equal" else _NUMBERS, op)
     axes, (a, b) = operands(site)
@@ -74,7 +74,7 @@ def is_nan(site: Site) -> Lowered:
 
 @lowers("IsInf")
 def is_infinite(site: Site) -> Lowered:
-    """Lower the test for either infinity, or for one of them."""
+    """Lower the test for both infinities or for one of them."""
     require(site.required(0), FLOATS, "IsInf")
     axes, (x,) = operands(site)
     high, low = bool(site.attribute("detect_positive", 1)), bool(site.attribute("detect_negative", 1))

@@ -15,7 +15,7 @@ from roller.ops.build import indices
 
 @lowers("NegativeLogLikelihoodLoss")
 def negative_log_likelihood(site: Site) -> Lowered:
-    """Lower a selection by comparison with every class, without data-dependent indices."""
+    """Lower the loss as a comparison with every class, without data-dependent indices."""
     x, target = site.required(0), site.required(1)
     require(x, FLOATS, "NegativeLogLikelihoodLoss")
     reduction = _reduction(site)
@@ -79,7 +79,7 @@ def _total(read: Tensor, out: Tensor, acc: str) -> Stage:
 
 @lowers("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(site: Site) -> Lowered:
-    """Lower to a log-softmax over the classes and the negative log-likelihood."""
+    """Lower the loss to a log-softmax over the classes and the negative log-likelihood."""
     x = site.required(0)
     if len(x.shape) < 2:
         raise Unsupported(f"SoftmaxCrossEntropyLoss of scores of shape {list(x.shape)}")

@@ -1,4 +1,4 @@
-"""Lowerings of matrix products: broadcasting, Gemm, and integers minus zero points."""
+"""Lowerings of matrix products: with broadcasting, of Gemm, and of integers minus zero points."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def tile(site: Site) -> Lowered:
 
 
 def _repeated(axis: Axis, period: int) -> Index:
-    """Return the index ``axis % period``, without a remainder where that is not needed."""
+    """Return the index ``axis % period``, without the remainder if it is not needed."""
     if period == 1:
         return Index()
     return axis_index(axis.name) if axis.extent == period else Index((Term(axis.name, 1, 1, period),))
@@ -80,7 +80,7 @@ def concat(site: Site) -> Lowered:
 
 @lowers("Split")
 def split(site: Site) -> Lowered:
-    """Lower parts along an axis: one load each, offset by the start of the part."""
+    """Lower parts along an axis: one load for each, offset by the start of the part."""
     x = site.required(0)
     axis = axis_of(int(site.attribute("axis", 0)), len(x.shape))
     if any(v is not None and not v.elements for v in site.outputs) and x.elements:
@@ -101,7 +101,7 @@ def split(site: Site) -> Lowered:
 
 
 def _slices(site: Site, axis: int) -> Rewritten:
-    """Return one Slice per part, so that empty ones need no kernel."""
+    """Return one Slice per part, so that empty parts need no kernel."""
     steps, start = Steps(site), 0
     for value in site.outputs:
         if value is None:

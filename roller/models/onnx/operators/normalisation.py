@@ -1,4 +1,4 @@
-"""Lowerings of normalisations: by given statistics, or by those of a row, a channel, a group or nearby channels."""
+"""Lowerings of normalizations by given statistics or those of a row, a channel, a group or nearby channels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.ops.reduce import p_norm
 from roller.ops.rows import axes_over, broadcast
 from roller.ops.windows import place
 
-#: Applies scale and shift to a normalised value at a point.
+#: Applies scale and shift to a normalized value at a point.
 Finish = Callable[[Scalar, tuple[Index, ...]], Scalar]
 
 
@@ -31,7 +31,7 @@ def operand(t: Types, value: Value, at: tuple[Index, ...]) -> Scalar:
 
 @lowers("BatchNormalization")
 def batch(site: Site) -> Lowered:
-    """Lower the normalisation by given statistics to a product and a sum per channel."""
+    """Lower the normalization by given statistics to a product and a sum per channel."""
     if site.attribute("training_mode", 0) or any(o is not None for o in site.outputs[1:]):
         raise Unsupported("it computes statistics, which is training; export the model for inference")
     require_elements(site)
@@ -67,21 +67,21 @@ def batch(site: Site) -> Lowered:
 
 def _standardised(x: Value, y: Value, t: Types, reduced: Sequence[int], epsilon: float, finish: Finish
                   ) -> tuple[Stage, ...]:  # fmt: skip
-    """Return the stages of ``finish((x - mean) / sqrt(var + epsilon))`` over rows along the ``reduced`` dimensions."""
+    """Return the stages of ``finish((x - mean) / sqrt(var + epsilon))`` over rows along ``reduced`` dimensions."""
     rows = rows_over(x, y, t, reduced)
     stages, value, _, _ = standardised(rows, epsilon)
     return *stages, rows.pointwise(tensor(y), finish(value, rows.point))
 
 
 def _behind(site: Site, x: Value, default: int = -1) -> tuple[int, ...]:
-    """Return the dimensions from ``axis`` on."""
+    """Return the dimensions starting at ``axis``."""
     (axis,) = normal_axes([site.attribute("axis", default)], len(x.shape))
     return tuple(range(axis, len(x.shape)))
 
 
 @lowers("LayerNormalization")
 def layer(site: Site) -> Lowered:
-    """Lower the normalisation over all dimensions from ``axis`` on."""
+    """Lower the normalization over all dimensions starting at ``axis``."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.input(2), site.output
     t = floats_of(x, y)
@@ -100,7 +100,7 @@ def layer(site: Site) -> Lowered:
 
 @lowers("RMSNormalization", "SimplifiedLayerNormalization")
 def root_mean_square(site: Site) -> Lowered:
-    """Lower to the form of :func:`roller.ops.rms_norm`, over all dimensions from ``axis`` on."""
+    """Lower to the form of :func:`roller.ops.rms_norm`, over all dimensions starting at ``axis``."""
     require_elements(site)
     x, scale, y = site.required(0), site.required(1), site.output
     t = floats_of(x, y)
@@ -112,7 +112,7 @@ def root_mean_square(site: Site) -> Lowered:
 
 @lowers("InstanceNormalization")
 def instance(site: Site) -> Lowered:
-    """Lower the normalisation of every channel of every image."""
+    """Lower the normalization of every channel of every image."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     t = floats_of(x, y)
@@ -126,7 +126,7 @@ def instance(site: Site) -> Lowered:
 
 @lowers("GroupNormalization")
 def group(site: Site) -> Lowered:
-    """Lower the normalisation of channel groups to one of rows ``(n, groups, channels and points of a group)``."""
+    """Lower the normalization of channel groups to that of rows ``(n, groups, channels and points of a group)``."""
     require_elements(site)
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     groups = int(site.attribute("num_groups", 0))
@@ -144,7 +144,7 @@ def group(site: Site) -> Lowered:
 
 @lowers("GroupsAsRows", domain="roller")
 def groups_as_rows(site: Site) -> Lowered:
-    """Lower the normalisation of rows with parameters per group, or per channel of ``points`` elements."""
+    """Lower the normalization of rows with parameters per group or per channel of ``points`` elements."""
     x, scale, shift, y = site.required(0), site.required(1), site.required(2), site.output
     t = floats_of(x, y)
     points = int(site.attribute("points"))
@@ -188,7 +188,7 @@ def unit(site: Site) -> Lowered:
 
 @lowers("LRN")
 def local_response(site: Site) -> Lowered:
-    """Lower the division by a power of the mean square over neighbouring channels, a windowed sum with an ending."""
+    """Lower the division by a power of the mean square over neighbouring channels: a windowed sum and an ending."""
     require_elements(site)
     x, y = site.required(0), site.output
     t = floats_of(x, y)
@@ -208,7 +208,7 @@ def local_response(site: Site) -> Lowered:
 
 
 def _negative_power(base: Scalar, exponent: float, t: Types) -> Scalar:
-    """Return ``base ** -exponent`` of a positive base; 0.5 and 0.75 by roots, which are cheaper than a power."""
+    """Return ``base ** -exponent`` for a positive base; compute 0.5 and 0.75 by roots, which are cheaper."""
     root = Call("rsqrt", (base,))
     if exponent == 0.5:
         return root

@@ -27,7 +27,7 @@ from roller.ops.windows import Windows
 
 
 def _windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:
-    """Return input, output, windows, the axes of the result, and the index of a window's point."""
+    """Return the input, the output, the windows, the axes of the result, and the index of a window's point."""
     require_elements(site)
     x, y = site.required(0), site.output
     kernel = tuple(int(k) for k in site.attribute("kernel_shape", ()))
@@ -41,7 +41,7 @@ def _windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple
 
 @lowers("MaxPool")
 def maximum(site: Site) -> Lowered:
-    """Lower a maximum over windows; position outputs are the first that attain it."""
+    """Lower a maximum over windows; position outputs give the first position that attains it."""
     x, y, windows, axes, at = _windows(site)
     t = types_of(x, y)
     element = t.load(x.name, at, windows.guard, t.lowest(-1))
@@ -139,7 +139,7 @@ def average(site: Site) -> Lowered:
 
 
 def _counts(windows: Windows, with_padding: bool) -> list[np.ndarray]:
-    """Return the counted points of each window along each dimension, without those beyond the padding."""
+    """Return the number of points counted per window along each dimension, without those beyond the padding."""
     out = []
     for n, kernel, axis, (before, after), stride, dilation in zip(
         windows.size, windows.kernels, windows.outs, windows.pads, windows.strides, windows.dilations, strict=True

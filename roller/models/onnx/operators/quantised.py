@@ -1,4 +1,4 @@
-"""Lowerings of quantised products: integers minus zero points, scaled and rounded once at the end."""
+"""Lowerings of quantized products: integers minus zero points, scaled and rounded once at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def product(site: Site) -> Lowered:
 
 
 def _columns(steps: Steps, scale: Value) -> Value:
-    """Return a scale per row as a column."""
+    """Return per-row scales as a column."""
     if scale.elements > 1 and len(scale.shape) == 1:
         return steps.reshape(scale, (scale.shape[0], 1))
     return scale

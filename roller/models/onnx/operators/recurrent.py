@@ -1,7 +1,8 @@
 """Lowerings of LSTM, GRU and simple recurrent layers, unrolled: one product for all inputs, then cells.
 
-The input projections of a direction are one matrix product. Each step is a product of the state with the recurrent
-weights, and one element-wise kernel for all new states (:mod:`roller.models.onnx.operators.cells`), in place.
+The input projections of a direction are one matrix product. Each step is a product of the state and the recurrent
+weights, followed by one element-wise kernel that computes all new states (:mod:`roller.models.onnx.operators.cells`) in
+place.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from roller.models.onnx.lowering import Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.cells import ACTIVATIONS
 from roller.models.onnx.rewriting import Steps
 
-#: Most steps of a sequence, each of which becomes a few steps of the plan.
+#: Maximum number of steps of a sequence, each of which becomes a few steps of the plan.
 _MOST_STEPS = 4096
 
 #: Number of gates and default activations of a layer.
@@ -43,14 +44,14 @@ class _Layer:
         return self.site.required(0).dtype
 
     def of_direction(self, position: int, d: int, shape: tuple[int, ...]) -> Value | None:
-        """Return the part of an input for one direction, ``None`` if the input is absent."""
+        """Return the part of an input for one direction; ``None`` if the input is absent."""
         value = self.site.input(position)
         if value is None:
             return None
         return self.steps.part(value, d * int(np.prod(shape)), shape)
 
     def clock(self, t: int) -> Value | None:
-        """Return the number of a step as data, where sequences have different lengths."""
+        """Return the number of a step as data if sequences have different lengths."""
         if self.lengths is None:
             return None
         if t not in self.clocks:
@@ -58,7 +59,7 @@ class _Layer:
         return self.clocks[t]
 
     def results(self, states: int) -> tuple[list[Value], Value | None]:
-        """Return new values for the states of a step, and for its output where that differs."""
+        """Return new values for the states of a step, and for its output if that differs."""
         shape = (self.batch, self.hidden)
         made = [self.steps.value(shape, self.dtype) for _ in range(states)]
         return made, self.steps.value(shape, self.dtype) if self.lengths is not None else None
@@ -121,7 +122,7 @@ def _activations(site: Site, d: int) -> dict[str, Any]:
 
 
 def _direction(layer: _Layer, rows: Value, d: int, order: range, shown: dict[tuple[int, int], Value]) -> list[Value]:
-    """Append the steps of one direction and return its last states; enter the output of each step in ``shown``."""
+    """Append the steps of one direction and return its last states; store the output of each step in ``shown``."""
     steps, site, h, g = layer.steps, layer.site, layer.hidden, layer.gates
     weights = layer.of_direction(1, d, (g * h, rows.shape[1]))
     recurrent_weights = layer.of_direction(2, d, (g * h, h))

@@ -71,7 +71,7 @@ def reduction(site: Site) -> Lowered:
 
 
 def _of_booleans(site: Site, reduced: tuple[int, ...] | None) -> Lowered:
-    """Return a reduction of booleans as one of bytes."""
+    """Return a reduction of booleans as a reduction of bytes."""
     steps, y = Steps(site), site.output
     number = steps.add("Cast", (site.required(0),), site.required(0).shape, "uint8", to=TensorProto.UINT8)
     named: dict[str, Any] = {} if reduced is None else {"axes": reduced}
@@ -82,7 +82,7 @@ def _of_booleans(site: Site, reduced: tuple[int, ...] | None) -> Lowered:
 
 
 def _of_nothing(op: str, y: Value, t: Types) -> Lowered:
-    """Return the reduction of no elements: the neutral value after its ending."""
+    """Return the reduction of no elements: the neutral value, to which the ending is applied."""
     neutral = {"ReduceProd": 1.0, "ReduceMax": -math.inf, "ReduceMin": math.inf, "ReduceMean": math.nan,
                "ReduceLogSum": -math.inf, "ReduceLogSumExp": -math.inf}.get(op, 0.0)  # fmt: skip
     if "float" not in y.dtype and not math.isfinite(neutral):
@@ -91,7 +91,7 @@ def _of_nothing(op: str, y: Value, t: Types) -> Lowered:
 
 
 def _of_points(op: str, x: Value, y: Value, t: Types) -> Lowered:
-    """Return the reduction over no dimension: each element separately."""
+    """Return the reduction over no dimensions: each element separately."""
 
     def alone(at: tuple[Index, ...]) -> Scalar:
         body, ending = parts_of(_KINDS[op], t.load(x.name, at), 1, t)

@@ -26,7 +26,7 @@ def _text(site: Site, name: str, default: str) -> str:
 
 @lowers("Upsample")
 def upsample(site: Site) -> Lowered:
-    """Lower the predecessor of Resize: floor of ``x / scale``, and linear at the same coordinates."""
+    """Lower the predecessor of Resize: nearest by the floor of ``x / scale``, or linear at the same coordinates."""
     given = site.attribute("scales")
     scales = site.known(1, "Upsample's scales") if given is None else np.asarray(given)
     return _resized(site, scales, None, "asymmetric", "simple")
@@ -76,7 +76,7 @@ def _resized(
 def _samplings(
     site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, coordinates: str
 ) -> dict[int, Sampling]:
-    """Return the sampling of every resampled axis."""
+    """Return the sampling for every resampled axis."""
     x, y = site.required(0), site.output
     rank = len(x.shape)
     if (scales is None or not scales.size) == (sizes is None or not sizes.size):
@@ -113,13 +113,13 @@ def _factors(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, ax
 
 
 def _held(factor: Fraction, source: int, target: int) -> Fraction:
-    """Return the ratio of the sizes where it equals the factor in float32."""
+    """Return the ratio of the sizes if it equals the factor in float32."""
     ratio = Fraction(target, source) if source else factor
     return ratio if np.float32(float(ratio)) == np.float32(float(factor)) else factor
 
 
 def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lowered:
-    """Return one small product with a weight table per resampled axis, the last axis first."""
+    """Return one small product with a weight table per resampled axis, starting with the last axis."""
     if offset:
         return _extrapolated(site, tables, offset)
     steps = Steps(site)
@@ -139,7 +139,7 @@ def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lower
 
 
 def _taps(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-    """Return the weights of every target, and the parameters of their band; no parameters for the whole source."""
+    """Return the weights for every target, and their band's parameters; none if the whole source is used."""
     narrow = band(table)
     if narrow is None:
         return table, {}
@@ -159,7 +159,7 @@ def weighted(site: Site) -> Lowered:
 
 
 def _source(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, period: int, offset: int) -> Load:
-    """Return the element of dimension ``d`` for tap ``k`` of a target; with a step of 0 of the whole source."""
+    """Return the element of dimension ``d`` for tap ``k`` of a target; with a step of 0, of the whole source."""
     index, at = list(indices(axes)), axis_index(k.name)
     if step:
         at = Index((Term(axes[d].name, step, period), Term(k.name)), offset)
@@ -170,7 +170,7 @@ def _source(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, pe
 
 
 def _extrapolated(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compute:
-    """Return the products relative to an extrapolation value, which results where a table is zero."""
+    """Return the products relative to an extrapolation value, which is the result wherever a table is zero."""
     x, y = tensor(site.required(0)), tensor(site.output)
     acc = computed(x.dtype)
     stages, constants, shape = [], {}, list(x.shape)

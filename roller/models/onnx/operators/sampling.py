@@ -1,4 +1,4 @@
-"""Lowerings to library calls: sampling at data-dependent positions, and others."""
+"""Lowerings to library calls: sampling at data-dependent positions, and other operators."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def col2im(site: Site) -> Lowered:
 
 @lowers("MaxUnpool")
 def max_unpool(site: Site) -> Lowered:
-    """Lower values written to the positions of their maxima."""
+    """Lower the writing of values to the positions of their maxima."""
     x, y = site.required(0), site.output
     kernel = tuple(site.attribute("kernel_shape"))
     rank = len(kernel)
@@ -100,7 +100,7 @@ def determinant(site: Site) -> Lowered:
 
 @lowers("BitCast")
 def bit_cast(site: Site) -> Lowered:
-    """Lower bits reinterpreted as another dtype of the same width."""
+    """Lower the reinterpretation of bits as another dtype of the same width."""
     x, y = site.required(0), site.output
     if x.dtype == y.dtype:
         return Reshaped()

@@ -1,4 +1,4 @@
-"""Lowerings of softmax and related functions, in numerically stable form."""
+"""Lowerings of softmax and related functions, in a numerically stable form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ONE_DIMENSION = 13
 
 
 def _reduced(site: Site, x: Value) -> tuple[int, ...]:
-    """Return the dimensions that sum to one, without dimensions of one element if others are left."""
+    """Return the dimensions that sum to one, without dimensions of one element if other dimensions are left."""
     require_elements(site)
     rank = len(x.shape)
     flattens = site.node.version < _ONE_DIMENSION
@@ -28,7 +28,7 @@ def _reduced(site: Site, x: Value) -> tuple[int, ...]:
 
 @lowers("Softmax", "LogSoftmax")
 def softmax(site: Site) -> Lowered:
-    """Lower to the stages of :func:`roller.ops.softmax`, or of its logarithm."""
+    """Lower to the stages of :func:`roller.ops.softmax`, or to those of its logarithm."""
     x, y = site.required(0), site.output
     rows = rows_over(x, y, floats_of(x, y), _reduced(site, x))
     return Compute(softmax_stages(rows, tensor(y), logarithm=site.node.op == "LogSoftmax"))
@@ -49,7 +49,7 @@ def hardmax(site: Site) -> Lowered:
 
 
 def _flattened(site: Site, rows: int) -> Lowered:
-    """Return the same operator over rows of a matrix."""
+    """Return the same operator applied to the rows of a matrix."""
     x, steps = site.required(0), Steps(site)
     shape = (rows, x.elements // rows)
     flat = steps.add(site.node.op, (steps.reshape(x, shape),), shape, version=_ONE_DIMENSION, axis=1)

@@ -16,7 +16,7 @@ _MOST_TABLE = 1 << 24
 
 
 def _table(bins: int, length: int, taken: int, parts: int, inverse: bool) -> np.ndarray:
-    """Return the factor of sample n, part c in part o of bin k, float64 ``(bins, taken, parts, 2)``."""
+    """Return the factor of part c of sample n in part o of bin k, float64 ``(bins, taken, parts, 2)``."""
     if bins * taken * parts * 2 > _MOST_TABLE:
         raise Unsupported(f"a transform of {length} samples: longer than tables are made for")
     turn = 2 * np.pi * np.outer(np.arange(bins), np.arange(taken)) % (2 * np.pi * length) / length
@@ -27,7 +27,7 @@ def _table(bins: int, length: int, taken: int, parts: int, inverse: bool) -> np.
 
 @lowers("DFT")
 def dft(site: Site) -> Lowered:
-    """Lower a transform along one axis; the last dimension holds real and imaginary parts."""
+    """Lower a transform along one axis; the last dimension contains real and imaginary parts."""
     x, y = tensor(site.required(0)), tensor(site.output)
     require(site.output, FLOATS, "DFT")
     rank, inverse, onesided = len(x.shape), bool(site.attribute("inverse", 0)), bool(site.attribute("onesided", 0))
@@ -52,7 +52,7 @@ def dft(site: Site) -> Lowered:
 
 @lowers("STFT")
 def stft(site: Site) -> Lowered:
-    """Lower transforms of windows that slide along a signal."""
+    """Lower the transforms of windows that slide along a signal."""
     x, y = tensor(site.required(0)), tensor(site.output)
     require(site.output, FLOATS, "STFT")
     step, given = site.known(1, "STFT's step"), site.known(3, "STFT's length")

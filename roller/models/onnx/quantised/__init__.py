@@ -1,1 +1,1 @@
-"""Quantised models (QDQ, QLinear operators) as arithmetic on the stored integers."""
+"""Quantized models (QDQ, QLinear operators) as arithmetic on the stored integers."""

@@ -1,7 +1,7 @@
-"""Integer products with a dynamically quantised first operand, as sums whose float32 conversion ends their kernel.
+"""Integer products with a dynamically quantized first operand, as sums whose float32 conversion ends their kernel.
 
 ``MatMulInteger`` and ``ConvInteger`` with constant weights that a Cast to float32 reads become roller's own float32
-operators where sums fit 32 bits. Padding with a computed zero point moves before the quantisation, where it is 0.
+operators if sums fit 32 bits. Padding with a computed zero point moves before the quantization, where the padding is 0.
 Tensor and column factors are applied in turn, without a kernel for their product.
 """
 
@@ -52,7 +52,7 @@ class _Rewriting:
                 self.readers.setdefault(name, []).append(node)
 
     def take(self, node: Node) -> None:
-        """Append what a node is rewritten to."""
+        """Append the nodes that replace a node."""
         if node.domain or node.op not in SUMS:
             self.nodes.append(self._apart(node) or node)
             return
@@ -71,7 +71,7 @@ class _Rewriting:
         return readers[0] if len(readers) == 1 and name not in self.draft.outputs else None
 
     def _sum(self, node: Node) -> tuple[list[Node], Node] | None:
-        """Return a sum of plain products with preceding nodes; ``None`` for other sums."""
+        """Return a sum of plain products, with preceding nodes; ``None`` for other sums."""
         held, minus, axis = self.draft.known(node, 1), self.draft.known(node, 3), SUMS[node.op]
         if held is None or (minus is None and self.draft.given(node, 3)) or (axis == 1 and held.ndim != 2):
             return None
@@ -86,7 +86,7 @@ class _Rewriting:
         return self._padded_first(node, zero)
 
     def _padded_first(self, node: Node, zero: str) -> tuple[list[Node], Node] | None:
-        """Return a convolution without padding of an image that is padded before quantisation."""
+        """Return a convolution without padding on an image that is padded before quantization."""
         draft, told = self.draft, node.attributes
         pads = tuple(told.get("pads", ()) or ())
         if (told.get("auto_pad") or "NOTSET") not in ("NOTSET", "VALID"):
@@ -113,7 +113,7 @@ class _Rewriting:
         return before, replace(node, inputs=(stored, *node.inputs[1:]), attributes=attributes)
 
     def _apart(self, node: Node) -> Node | None:
-        """Return the second of two products where a node multiplies a sum by a product of factors."""
+        """Return the second of two products if a node multiplies a sum by a product of factors."""
         if node.domain or node.op != "Mul":
             return None
         for k in (0, 1):

@@ -1,4 +1,4 @@
-"""Integer representation of dequantised values: stored integers, scale, zero point."""
+"""Integer representation of dequantized values: stored integers, scale, and zero point."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BYTES = ("int8", "uint8")
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """Quantisation parameters: ``real = (integer - zero) * scale``.
+    """Quantization parameters: ``real = (integer - zero) * scale``.
 
     Parameters
     ----------
     scale
-        Float32, a single number or one per position along ``axis``.
+        Float32: a single number, or one per position along ``axis``.
     zero
-        In the stored dtype, of the same shape.
+        Zero points, in the stored dtype and with the same shape.
     axis
-        ``None`` where both are single numbers.
+        Axis of the scales; ``None`` if both are single numbers.
     """
 
     scale: np.ndarray
@@ -34,7 +34,7 @@ class Parameters:
     axis: int | None = None
 
     def same(self, other: Parameters) -> bool:
-        """Whether two parameters are equal."""
+        """Whether two sets of parameters are equal."""
         return (
             self.axis == other.axis and self.zero.dtype == other.zero.dtype
             and np.array_equal(self.scale, other.scale) and np.array_equal(self.zero, other.zero)
@@ -52,14 +52,14 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A float value as integers: the name of the stored value, and its parameters."""
+    """A float value represented by integers: the name of the stored value, and its parameters."""
 
     stored: str
     parameters: Parameters
 
 
 def parameters_of(draft: Draft, node: Node) -> Parameters | None:
-    """Return the parameters of a ``QuantizeLinear`` or ``DequantizeLinear``; ``None`` for unsupported ones."""
+    """Return the parameters of a ``QuantizeLinear`` or ``DequantizeLinear``; ``None`` if they are unsupported."""
     if node.domain or node.op not in ("QuantizeLinear", "DequantizeLinear"):
         return None
     # Supported are float32 with 8-bit integers (32-bit ones for biases), without blocks, and with constant, positive

@@ -1,8 +1,8 @@
-"""Rewrites quantised models to arithmetic on stored integers, in one sweep over the nodes.
+"""Rewrites quantized models to arithmetic on stored integers, in one sweep over the nodes.
 
-A value written by ``DequantizeLinear`` stays in integers: movement moves them, a product with constant weights becomes
-an integer sum with bias and one scale, and a quantisation to the present scale is dropped. Every other reader gets its
-own ``DequantizeLinear``, so that kernels read 8 bits. The result consists of ordinary ONNX operators.
+A value written by ``DequantizeLinear`` stays in integers: movements move the integers, a product with constant weights
+becomes an integer sum with a bias and one scale, and a quantization to the current scale is dropped. Every other reader
+gets its own ``DequantizeLinear``, so that kernels read 8-bit values. The result consists of ordinary ONNX operators.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOVES = frozenset((
     "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "SpaceToDepth",
     "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
 ))  # fmt: skip
-#: Most elements of a constant that is dequantised while rewriting.
+#: Maximum number of elements of a constant that is dequantized while rewriting.
 _MOST_ELEMENTS = 1 << 26
 #: Relative tolerance between a bias's scale and the product of the operands' scales, both rounded to float32.
 _BIAS_TOLERANCE = 1e-5
@@ -74,7 +74,7 @@ class _Sweep:
         return result
 
     def dequantised(self, form: Form, name: str, target: str = "") -> str:
-        """Return the float value of a form for one reader, named ``target`` if given."""
+        """Return the float value of a form for one reader; name it ``target`` if given."""
         held, p = self.draft.constants.get(form.stored), form.parameters
         value = self.draft.values[name]
         if held is not None and held.size <= _MOST_ELEMENTS and not target:
@@ -89,7 +89,7 @@ class _Sweep:
     # --- reading ---------------------------------------------------------------------------------
 
     def take(self, node: Node) -> None:
-        """Append what a node is rewritten to."""
+        """Append the nodes that replace a node."""
         if any(n in self.same for n in node.inputs):
             node = replace(node, inputs=tuple(self.same.get(n, n) for n in node.inputs))
         rule = None if node.domain else _RULES.get(node.op)
@@ -105,7 +105,7 @@ class _Sweep:
         self.nodes.append(replace(node, inputs=inputs))
 
     def form(self, node: Node, position: int) -> Form | None:
-        """Return the form of an input, ``None`` if it has none."""
+        """Return the form of an input; ``None`` if it has none."""
         return self.forms.get(node.inputs[position]) if position < len(node.inputs) else None
 
     def stored(self, node: Node, name: str, dtype: str) -> str:
@@ -115,7 +115,7 @@ class _Sweep:
 
 
 def _dequantise(s: _Sweep, node: Node) -> bool:
-    """Record the integer form of a value instead of dequantising it."""
+    """Record the integer form of a value instead of dequantizing it."""
     p = parameters_of(s.draft, node)
     if p is None:
         return False
@@ -126,7 +126,7 @@ def _dequantise(s: _Sweep, node: Node) -> bool:
 
 
 def _quantise(s: _Sweep, node: Node) -> bool:
-    """Drop a quantisation of a value that has these parameters already."""
+    """Drop a quantization of a value that already has these parameters."""
     p, form = parameters_of(s.draft, node), s.form(node, 0)
     if p is None:
         return False
@@ -166,12 +166,12 @@ def _transposed(s: _Sweep, node: Node, form: Form) -> bool:
 
 
 def _largest(s: _Sweep, node: Node) -> bool:
-    """Take maxima of integers, whose order is the same because scales are positive."""
+    """Take maxima of the integers, whose order is the same because scales are positive."""
     return len([n for n in node.outputs if n]) == 1 and _move(s, replace(node, version=max(12, node.version)))
 
 
 def _join(s: _Sweep, node: Node) -> bool:
-    """Concatenate integers: of one scale directly, others in the scale to which the result is quantised."""
+    """Concatenate integers: directly if they share a scale, otherwise in the scale to which the result is quantized."""
     found = [s.forms.get(n) for n in node.inputs]
     name = node.outputs[0]
     first = next((f for f in found if f is not None), None)
@@ -193,7 +193,7 @@ def _join(s: _Sweep, node: Node) -> bool:
 
 
 def _in_scale(s: _Sweep, name: str, form: Form | None, p: Parameters, like: Node) -> str:
-    """Return a value as integers of other parameters, those of the quantisation ``like``."""
+    """Return a value as integers with other parameters, those of the quantization ``like``."""
     if form is not None and form.parameters.same(p):
         return form.stored
     real = name if form is None else s.dequantised(form, name)
@@ -208,7 +208,7 @@ def _in_scale(s: _Sweep, name: str, form: Form | None, p: Parameters, like: Node
 
 @dataclass(frozen=True)
 class _Operands:
-    """Operands of an integer product: weights minus zero points, and the scale per column."""
+    """Operands of an integer product: weights minus zero points, and scales per column."""
 
     x: Form
     weights: np.ndarray
@@ -216,7 +216,7 @@ class _Operands:
 
 
 def _operands(s: _Sweep, node: Node, axis: int, rank: int = 0) -> _Operands | None:
-    """Return the operands of an integer product with constant weights, columns along ``axis``; otherwise ``None``."""
+    """Return the operands of an integer product with constant weights (columns along ``axis``), or ``None``."""
     x, w = s.form(node, 0), s.form(node, 1)
     held = None if w is None else s.draft.constants.get(w.stored)
     if x is None or w is None or held is None or x.parameters.axis is not None or (rank and held.ndim != rank):
@@ -230,7 +230,7 @@ def _operands(s: _Sweep, node: Node, axis: int, rank: int = 0) -> _Operands | No
 
 
 def _written(s: _Sweep, op: str, node: Node, o: _Operands, columns: tuple[int, ...], bias: str, axis: int) -> bool:
-    """Append a product as an integer sum in float32, with an exact bias included, times its scale."""
+    """Append a product as an integer sum in float32, including an exact bias, times its scale."""
     name, draft = node.outputs[0], s.draft
     whole = s.forms.get(bias)
     held = None if whole is None else draft.constants.get(whole.stored)
@@ -288,7 +288,7 @@ def _gemm(s: _Sweep, node: Node) -> bool:
 
 
 def _linear(op: str, weight_axis: int) -> Callable[[_Sweep, Node], bool]:
-    """Return the rule that expands a ``QLinear`` product: dequantise, compute, quantise."""
+    """Return the rule that expands a ``QLinear`` product: dequantize, compute, quantize."""
 
     def rule(s: _Sweep, node: Node) -> bool:
         draft, y = s.draft, node.outputs[0]

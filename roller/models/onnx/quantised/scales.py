@@ -1,6 +1,6 @@
-"""Folds the scale of a quantisation into preceding constants: ``round(x / s)`` of a linear ``x`` needs no division.
+"""Folds the scale of a quantization into preceding constants: ``round(x / s)`` for a linear ``x`` needs no division.
 
-Sums, maxima, rectifiers and means commute with the division. Constant scales of products and dequantised values are
+Sums, maxima, rectifiers and means commute with the division. Constant scales of products and of dequantized values are
 divided by ``s`` in float64 and rounded once, like the factors of integer runtimes.
 """
 
@@ -21,14 +21,14 @@ _OF_ONE = frozenset((
     "Transpose", "Unsqueeze",
 ))  # fmt: skip
 _OF_ALL = frozenset(("Add", "Concat", "Max", "Mean", "Min", "Sub", "Sum"))
-#: Most operators through which a scale is propagated.
+#: Maximum number of operators through which a scale is propagated.
 _DEEPEST = 16
 _LEAST, _MOST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 
 
 @dataclass
 class Scales:
-    """Quantisations of a graph, and constants before rounding to float32."""
+    """Quantizations in a graph, and constants before rounding to float32."""
 
     draft: Draft
     asked: list[tuple[str, Parameters]] = field(default_factory=list)
@@ -41,12 +41,12 @@ class Scales:
         return name
 
     def quantised(self, node: Node, parameters: Parameters) -> None:
-        """Register a quantisation whose scale is to be folded."""
+        """Register a quantization whose scale is to be folded."""
         if parameters.axis is None:
             self.asked.append((node.outputs[0], parameters))
 
     def fold(self) -> None:
-        """Fold scales where the quantised expression is linear and has no other reader."""
+        """Fold each scale whose quantized expression is linear and has no other reader."""
         draft = self.draft
         self._users, self._writers = draft.users(), {n: k for k, node in enumerate(draft.nodes) for n in node.outputs}
         for result, parameters in self.asked:
@@ -103,7 +103,7 @@ class Scales:
         return found and all(self._operand(at, k, factor, changes, depth) for k in bounds)
 
     def _constant(self, node: Node, at: int, position: int, factor: float, changes: dict[int, Node]) -> bool:
-        """Let a node read a constant times ``factor``, computed in float64."""
+        """Let a node read a constant multiplied by ``factor`` in float64."""
         name = node.inputs[position]
         held = self.draft.constants.get(name)
         if held is None or held.dtype != np.float32:

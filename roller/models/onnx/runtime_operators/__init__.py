@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators, as in its optimised and quantised models, rewritten by ONNX operators.
+"""ONNX Runtime's own operators, found in its optimized and quantized models, rewritten as ONNX operators.
 
 One function per operator, decorated with :func:`roller.models.onnx.runtime_operators.rewrites.rewrites`.
 """

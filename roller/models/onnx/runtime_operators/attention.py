@@ -30,7 +30,7 @@ def _mixed(s: Rewrite, query: str, key: str, value: str, masks: Sequence[str]) -
 
 
 def _hidden(s: Rewrite, keep: str, like: str) -> str:
-    """Return the term added to scores: 0 where ``keep`` is not 0, else the node's mask value."""
+    """Return the term added to scores: 0 where ``keep`` is not 0, otherwise the node's mask value."""
     hidden = float(s.attribute("mask_filter_value", -10000.0))
     seen = s.add("Greater", keep, s.number(0, keep))
     return s.add("Where", seen, s.number(0, like), s.number(hidden, like))
@@ -59,7 +59,7 @@ def _masks(s: Rewrite, query: str, length: int, mask: str, bias: str) -> list[st
 
 @rewrites("Attention")
 def attention(s: Rewrite) -> Sequence[str]:
-    """Rewrite projections of one input, heads and attention."""
+    """Rewrite projections of one input, the split into heads, and attention."""
     s.none_of(keys_of_earlier_steps=4, a_length_of_earlier_steps=6)
     if s.attribute("do_rotary", 0):
         raise Unsupported("Attention with rotary embeddings")
@@ -77,7 +77,7 @@ def attention(s: Rewrite) -> Sequence[str]:
 
 @rewrites("MultiHeadAttention")
 def multi_head(s: Rewrite) -> Sequence[str]:
-    """Rewrite heads of queries, keys and values, and attention."""
+    """Rewrite the split of queries, keys and values into heads, and attention."""
     s.none_of(keys_of_earlier_steps=6, values_of_earlier_steps=7, a_length_of_earlier_steps=8, a_cache=9)
     query, key, value = s.required(0), s.input(1), s.input(2)
     if not key or not value or any(len(s.shape(n)) != 3 for n in (query, key, value)):

@@ -13,7 +13,7 @@ _PARAMETERS = {"Relu": (), "Tanh": (), "Sigmoid": (), "Softplus": (), "Softsign"
 
 
 def _activated(s: Rewrite, x: str, parameters: Sequence[float]) -> str:
-    """Return the node's activation of a value."""
+    """Return the node's activation applied to a value."""
     name = s.attribute("activation", "")
     if not name:
         return x
@@ -27,7 +27,7 @@ def _activated(s: Rewrite, x: str, parameters: Sequence[float]) -> str:
 
 @rewrites("FusedConv")
 def convolution(s: Rewrite) -> Sequence[str]:
-    """Rewrite a convolution, a sum with the fourth input, and an activation."""
+    """Rewrite a convolution, an addition of the fourth input, and an activation."""
     attributes = plain(s.node.attributes, "activation", "activation_params")
     y = s.add("Conv", *(n for n in s.node.inputs[:3] if n), **attributes)
     if s.input(3):
@@ -54,7 +54,7 @@ def product(s: Rewrite) -> Sequence[str]:
 
 
 def _turned(s: Rewrite, x: str, matrix: bool, batch: bool) -> str:
-    """Return a matrix transposed; ``batch`` moves the first dimension after the other batch dimensions first."""
+    """Return a matrix transposed; ``batch`` first moves the first dimension behind the other batch dimensions."""
     order = list(range(len(s.shape(x))))
     if len(order) < 2:
         return x
@@ -102,5 +102,5 @@ def bias_softmax(s: Rewrite) -> Sequence[str]:
 
 @rewrites("Pad")
 def pad(s: Rewrite) -> Sequence[str]:
-    """Rewrite a Pad, which equals ONNX's with its amounts as an input."""
+    """Rewrite a Pad, which equals ONNX's Pad with the amounts as an input."""
     return [s.add("Pad", *s.node.inputs, **s.node.attributes)]

@@ -1,4 +1,4 @@
-"""Layer normalisation of a value, of a sum, and of a sum of embeddings."""
+"""Layer normalization of a value, of a sum, and of a sum of embeddings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from roller.models.onnx.runtime_operators.rewrites import Rewrite, rewrites
 
 @rewrites("LayerNormalization", domain="")
 def layer(s: Rewrite) -> Sequence[str]:
-    """Rewrite to the operator of set 17 with this name; optimised models of older sets contain it."""
+    """Rewrite to the operator with this name in set 17; optimized models in older sets contain it."""
     return s.several("LayerNormalization", s.node.inputs, max(len(s.node.outputs), 3), **_told(s, "axis", "epsilon"))
 
 
 @rewrites("SimplifiedLayerNormalization", domain="")
 def simplified(s: Rewrite) -> Sequence[str]:
-    """Rewrite the normalisation by the mean square."""
+    """Rewrite the normalization by the mean square."""
     return [_by_mean_square(s, s.required(0), s.required(1), s.attribute("epsilon", 1e-5), s.attribute("axis", -1))]
 
 
@@ -34,14 +34,14 @@ def _by_mean_square(s: Rewrite, x: str, scale: str, epsilon: float, axis: int = 
 
 
 def _total(s: Rewrite, bias: int) -> str:
-    """Return the sum of input, skip connection and optional bias."""
+    """Return the sum of the input, the skip connection and an optional bias."""
     total = s.add("Add", s.required(0), s.required(1))
     return s.add("Add", total, s.input(bias)) if s.input(bias) else total
 
 
 @rewrites("SkipLayerNormalization")
 def skip_layer(s: Rewrite) -> Sequence[str]:
-    """Rewrite a sum and its layer normalisation; the sum is the fourth result."""
+    """Rewrite a sum and its layer normalization; the sum is the fourth result."""
     total = _total(s, 4)
     inputs = [total, s.required(2), *([s.input(3)] if s.input(3) else [])]
     y = s.several("LayerNormalization", inputs, 1, epsilon=float(s.attribute("epsilon", 1e-12)))
@@ -50,14 +50,14 @@ def skip_layer(s: Rewrite) -> Sequence[str]:
 
 @rewrites("SkipSimplifiedLayerNormalization")
 def skip_simplified(s: Rewrite) -> Sequence[str]:
-    """Rewrite a sum and its normalisation by the mean square; the sum is the fourth result."""
+    """Rewrite a sum and its normalization by the mean square; the sum is the fourth result."""
     total = _total(s, 3)
     return [_by_mean_square(s, total, s.required(2), s.attribute("epsilon", 1e-12)), "", "", total]
 
 
 @rewrites("EmbedLayerNormalization")
 def embeddings(s: Rewrite) -> Sequence[str]:
-    """Rewrite the layer normalisation of the sum of word, position and segment embeddings."""
+    """Rewrite the layer normalization of the sum of word, position and segment embeddings."""
     ids, segments, words, places, kinds, gamma, beta = (s.input(n) for n in range(7))
     if len(s.shape(ids)) != 2:
         raise Unsupported(f"its ids have shape {list(s.shape(ids))}")

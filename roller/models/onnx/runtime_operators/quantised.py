@@ -1,4 +1,4 @@
-"""Operators on quantised tensors (dequantise, compute, quantise), and integer products."""
+"""Operators on quantized tensors (dequantize, compute, quantize), and integer products."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from roller.models.onnx.runtime_operators.rewrites import DOMAIN, Rewrite, plain
 
 
 def _real(s: Rewrite, x: str, scale: str, zero: str, **told: int) -> str:
-    """Return a dequantised value."""
+    """Return a dequantized value."""
     return s.add("DequantizeLinear", x, _single(s, scale), *([_single(s, zero)] if zero else []), **told)
 
 
 def _single(s: Rewrite, name: str) -> str:
-    """Return a parameter of one element as a scalar, others unchanged."""
+    """Return a one-element parameter as a scalar; return others unchanged."""
     return s.reshape(name, ()) if np.prod(s.shape(name)) == 1 else name
 
 
 def _quantised(s: Rewrite, x: str, scale: str, zero: str, like: str) -> str:
-    """Return a quantised value; without a zero point, in the dtype of ``like``."""
+    """Return a quantized value; without a zero point, in the dtype of ``like``."""
     if not zero:
         zero = s.number(0, like)
     return s.add("QuantizeLinear", x, _single(s, scale), _single(s, zero))
 
 
 def _of_one(s: Rewrite, compute: Callable[[str], str]) -> Sequence[str]:
-    """Return the quantised result of a function of one quantised tensor."""
+    """Return the quantized result of a function applied to one quantized tensor."""
     x, scale, zero, to_scale, to_zero = (s.input(n) for n in range(5))
     return [_quantised(s, compute(_real(s, x, scale, zero)), to_scale, to_zero, x)]
 
 
 @rewrites("QLinearAdd", "QLinearMul")
 def arithmetic(s: Rewrite) -> Sequence[str]:
-    """Rewrite a sum or a product of two quantised tensors."""
+    """Rewrite a sum or a product of two quantized tensors."""
     a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = (s.input(n) for n in range(8))
     y = s.add(s.node.op.removeprefix("QLinear"), _real(s, a, a_scale, a_zero), _real(s, b, b_scale, b_zero))
     return [_quantised(s, y, scale, zero, a)]
@@ -43,19 +43,19 @@ def arithmetic(s: Rewrite) -> Sequence[str]:
 
 @rewrites("QLinearSigmoid")
 def sigmoid(s: Rewrite) -> Sequence[str]:
-    """Rewrite the logistic function of a quantised tensor."""
+    """Rewrite the logistic function of a quantized tensor."""
     return _of_one(s, lambda x: s.add("Sigmoid", x))
 
 
 @rewrites("QLinearLeakyRelu")
 def leaky_relu(s: Rewrite) -> Sequence[str]:
-    """Rewrite a leaky rectifier of a quantised tensor."""
+    """Rewrite a leaky rectifier applied to a quantized tensor."""
     return _of_one(s, lambda x: s.add("LeakyRelu", x, alpha=float(s.attribute("alpha", 0.01))))
 
 
 @rewrites("QLinearSoftmax")
 def softmax(s: Rewrite) -> Sequence[str]:
-    """Rewrite the softmax of a quantised tensor, before operator set 13 over all dimensions from an axis on."""
+    """Rewrite the softmax of a quantized tensor; before operator set 13, over all dimensions starting at an axis."""
     x, axis = s.required(0), int(s.attribute("axis", -1))
     shape = s.shape(x)
     if int(s.attribute("opset", 13)) >= 13:
@@ -75,7 +75,7 @@ def _to_back(s: Rewrite, x: str) -> str:
 
 
 def _pooled(s: Rewrite, x: str, op: str) -> str:
-    """Return a pooling of a value whose channels may be last."""
+    """Return the pooling of a value whose channels may be last."""
     told = plain(s.node.attributes, "channels_last")
     if not s.attribute("channels_last", 0):
         return s.add(op, x, **told)
@@ -84,7 +84,7 @@ def _pooled(s: Rewrite, x: str, op: str) -> str:
 
 @rewrites("QLinearGlobalAveragePool", "QLinearAveragePool")
 def average(s: Rewrite) -> Sequence[str]:
-    """Rewrite the average pooling of a quantised tensor, over windows or globally."""
+    """Rewrite the average pooling of a quantized tensor, over windows or globally."""
     return _of_one(s, lambda x: _pooled(s, x, s.node.op.removeprefix("QLinear")))
 
 
@@ -96,14 +96,14 @@ def largest(s: Rewrite) -> Sequence[str]:
 
 @rewrites("QLinearReduceMean")
 def mean(s: Rewrite) -> Sequence[str]:
-    """Rewrite the mean of a quantised tensor along axes."""
+    """Rewrite the mean of a quantized tensor along axes."""
     axes = s.constant(np.array(s.attribute("axes", range(len(s.shape(s.required(0))))), np.int64))
     return _of_one(s, lambda x: s.add("ReduceMean", x, axes, keepdims=int(s.attribute("keepdims", 1))))
 
 
 @rewrites("QLinearConcat")
 def concat(s: Rewrite) -> Sequence[str]:
-    """Rewrite a concatenation of quantised tensors to one scale."""
+    """Rewrite a concatenation of quantized tensors into one scale."""
     given = s.node.inputs[2:]
     parts = [_real(s, *given[n : n + 3]) for n in range(0, len(given), 3)]
     y = s.add("Concat", *parts, axis=int(s.attribute("axis", 0)))
@@ -112,7 +112,7 @@ def concat(s: Rewrite) -> Sequence[str]:
 
 @rewrites("QLinearWhere")
 def where(s: Rewrite) -> Sequence[str]:
-    """Rewrite the choice between two quantised tensors."""
+    """Rewrite the choice between two quantized tensors."""
     condition, a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = (s.required(n) for n in range(9))
     y = s.add("Where", condition, _real(s, a, a_scale, a_zero), _real(s, b, b_scale, b_zero))
     return [_quantised(s, y, scale, zero, a)]
@@ -149,7 +149,7 @@ def product(s: Rewrite) -> Sequence[str]:
 
 @rewrites("DynamicQuantizeMatMul")
 def dynamic_product(s: Rewrite) -> Sequence[str]:
-    """Rewrite a product whose first operand is quantised dynamically."""
+    """Rewrite a product whose first operand is quantized dynamically."""
     a, b, b_scale, b_zero, bias = (s.input(n) for n in range(5))
     quantised, a_scale, a_zero = s.several("DynamicQuantizeLinear", [a], 3)
     return _integers(s, quantised, b, a_zero, b_zero, s.add("Mul", a_scale, _single(s, b_scale)), bias)
@@ -157,7 +157,7 @@ def dynamic_product(s: Rewrite) -> Sequence[str]:
 
 @rewrites("QGemm")
 def gemm(s: Rewrite) -> Sequence[str]:
-    """Rewrite a Gemm of quantised matrices; without a result scale, the result is float."""
+    """Rewrite a Gemm of quantized matrices; without a result scale, the result is float."""
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = (s.input(n) for n in range(9))
     if s.attribute("transA", 0):
         a = s.add("Transpose", a, perm=[1, 0])
@@ -177,7 +177,7 @@ def gemm(s: Rewrite) -> Sequence[str]:
 
 @rewrites("QLinearConv", "NhwcFusedConv")
 def convolution(s: Rewrite) -> Sequence[str]:
-    """Rewrite a quantised convolution whose channels may be last."""
+    """Rewrite a quantized convolution whose channels may be last."""
     if s.node.op != "QLinearConv" or s.node.domain != DOMAIN:
         raise Unsupported(f"{s.node.op} is laid out for one processor")
     told = plain(s.node.attributes, "channels_last")

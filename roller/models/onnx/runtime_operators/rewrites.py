@@ -1,6 +1,6 @@
-"""Rewriting of ONNX Runtime's own operators by ONNX's during tracing.
+"""Rewriting of ONNX Runtime's own operators into ONNX operators during tracing.
 
-New nodes are traced at once, so that their shapes are known, and are simplified and fused as in an unoptimised model.
+New nodes are traced at once, so that their shapes are known, and are simplified and fused as in an unoptimized model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rewrite:
         self._count = 0
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or ``default`` where the node lacks it."""
+        """Return an attribute, or ``default`` if the node lacks it."""
         return self.node.attributes.get(name, default)
 
     def input(self, position: int) -> str:
@@ -67,7 +67,7 @@ class Rewrite:
         return self.type(name).shape
 
     def known(self, name: str, what: str) -> np.ndarray:
-        """Return a constant; ``what`` describes it in the error for others."""
+        """Return a constant; if the input is not constant, ``what`` describes it in the error."""
         found = self.tracer.constants.get(name)
         if found is None:
             raise Unsupported(f"{what} computed at run time")
@@ -132,7 +132,7 @@ def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Rewriter]:
 
 
 def spelled(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
-    """Trace the rewriting of an ONNX Runtime operator; return whether the node is one, refused or not."""
+    """Trace the rewriting of an ONNX Runtime operator; return whether the node is one, even if refused."""
     spell = REWRITES.get((traced.domain, traced.op))
     if spell is None or (not traced.domain and tracer.inference.schema(traced) is not None):
         return False

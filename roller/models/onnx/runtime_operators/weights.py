@@ -1,4 +1,4 @@
-"""Products with constant weights of few bits, which are unpacked during tracing."""
+"""Products with constant low-bit weights, which are unpacked during tracing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.models.onnx.types import onnx_dtype
 
 @rewrites("MatMulNBits")
 def product(s: Rewrite) -> Sequence[str]:
-    """Rewrite a product with weights packed in blocks along the sum, each with a scale and a zero point."""
+    """Rewrite a product with weights packed in blocks along the sum, each block with a scale and a zero point."""
     a, bits, block = s.required(0), int(s.attribute("bits", 4)), int(s.attribute("block_size", 0))
     n, k = int(s.attribute("N")), int(s.attribute("K"))
     if bits not in (2, 4, 8) or block < 1 or min(n, k) < 1:
@@ -33,7 +33,7 @@ def product(s: Rewrite) -> Sequence[str]:
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Return bytes as numbers of fewer bits, the lowest first."""
+    """Return bytes as numbers of fewer bits, the lowest bits first."""
     parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
     return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
 
