@@ -1,4 +1,4 @@
-"""Entry point of the ``roller`` command: global options, and errors as one line."""
+"""Entry point of the ``roller`` command: global options and one-line error messages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _options(
 def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Format a warning as one line without its source location, which does not help a user."""
+    """Format a warning as one line without its source location, which does not help users."""
     del filename, lineno, line
     told = category.__name__ if not issubclass(category, RollerWarning) else "warning"
     return f"roller: {told}: {message}\n"

@@ -1,4 +1,4 @@
-"""Escape control characters in all output of the command line, except colours and progress bars from Rich.
+"""Escape control characters in all command-line output, except Rich's colours and progress bars.
 
 Names of files, models, nodes, kernels and profiles are untrusted.
 """
@@ -21,7 +21,7 @@ _BAR = r"|\x1b\[\?25[lh]|\x1b\[[0-9]*[AK]|\r"
 
 
 class PrintableStream:
-    """Text stream that escapes control characters; ``bars`` allows the sequences that draw progress bars."""
+    """Text stream that escapes control characters; if ``bars``, allow the sequences that draw progress bars."""
 
     def __init__(self, stream: TextIO, bars: bool) -> None:
         self._stream = stream

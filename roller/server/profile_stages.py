@@ -45,7 +45,7 @@ class _Asked:
         self._request, self._options, self._kept = request, request.options, steps
 
     def _step(self) -> TracedStep:
-        """Return the step for these options; it is traced once for all requests."""
+        """Return the step for these options; trace it once for all requests."""
         found = self._kept.get("step")
         if found is None:
             require_torch("serve")
@@ -187,7 +187,7 @@ class _Asked:
 
 
 def check_devices_of(changes: Sequence[Any]) -> None:
-    """Raise if a what-if names a file as its device; clients must not read files outside the project."""
+    """Raise if a what-if names a file as its device, since clients must not read files outside the project."""
     known = list_specs()
     for change in changes:
         for name in (getattr(change, field) for field, role in change.traced_with or () if role == "device"):

@@ -48,7 +48,7 @@ def parse_message(data: str | bytes) -> dict[str, Any]:
 
 
 def options_of(data: Mapping[str, Any], devices: Collection[str]) -> StepOptions:
-    """Return the options of a message whose form was checked; raise on unknown devices."""
+    """Return the options in a message whose form has been checked; raise an error for unknown devices."""
     for name, _ in data["devices"]:
         if name not in devices:
             raise ProtocolError(f"options: devices: expected a name, got {shown(name)}{did_you_mean(name, devices)}.")

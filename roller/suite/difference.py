@@ -38,7 +38,8 @@ class RowDifference:
     model, batch, kind, device
         Key of the row.
     ratio
-        Time of an iteration after divided by before, with its interval; ``None`` if not compared.
+        Iteration time after the change divided by the time before, with its confidence interval; ``None`` if not
+        compared.
     verdict
         ``"slower"``, ``"faster"``, ``"same"`` (within noise) or ``"not compared"``.
     """
@@ -70,7 +71,7 @@ class RunDifference:
     only_before, only_after
         Keys of rows in only one of the runs.
     environment
-        Setting -> its values before and after, for settings that differ.
+        Maps each setting that differs to its values before and after.
     """
 
     rows: tuple[RowDifference, ...]
@@ -100,7 +101,7 @@ def difference(before: SuiteRun, after: SuiteRun, *, alpha: float = ALPHA) -> Ru
     Parameters
     ----------
     alpha
-        Probability that at least one unchanged row is called slower (Bonferroni bound).
+        Probability that at least one unchanged row is reported as slower (Bonferroni bound).
     """
     old, new = (dict(zip(keys_of(run.rows), run.rows, strict=True)) for run in (before, after))
     both = [key for key in old if key in new]

@@ -1,4 +1,4 @@
-"""Confidence intervals of the mean of consecutive times, and of the ratio of two means."""
+"""Confidence intervals for the mean of consecutive times, and for the ratio of two means."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MeanInterval(NamedTuple):
 
 
 def student_share(t: float, degrees: int) -> float:
-    """Return the probability that a Student-distributed variable is between ``-t`` and ``t``.
+    """Return the probability that a Student's t-distributed variable is between ``-t`` and ``t``.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def student_quantile(share: float, degrees: int) -> float:
 
 
 def batch_means(values: Sequence[float]) -> tuple[float, ...]:
-    """Return the means of ten consecutive batches; fewer than twenty values are returned unchanged.
+    """Return the means of ten consecutive batches; return fewer than twenty values unchanged.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def batch_means(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
-    """Return the mean of at least two values, with its interval from batch means.
+    """Return the mean of at least two values, with its confidence interval estimated from batch means.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInte
 
 
 def ratio_interval(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> MeanInterval:
-    """Return the ratio of two means, after to before, with its interval from the logarithms of batch means.
+    """Return the ratio of two means (after divided by before), with its interval from the logarithms of batch means.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def ratio_interval(before: Sequence[float], after: Sequence[float], confidence: 
 
 
 def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInterval | None:
-    """Return the ratio of two alternately measured times, with its interval from the logarithms of rounds.
+    """Return the ratio of two alternately measured times, with its interval from the logarithms of the rounds' times.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
 
 
 def _centre(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 10 % trimmed mean and its squared standard error (Yuen's, from winsorised values)."""
+    """Return the 10 % trimmed mean and its squared standard error (Yuen's method, from winsorised values)."""
     # blocks disturbed by unnoticed other work are outliers; correlated neighbours count as fewer values
     ordered = sorted(values)
     cut = len(ordered) // 10

@@ -1,4 +1,4 @@
-"""The memory of a step by the kinds of the published benchmark, which sum to the total exactly."""
+"""The memory of a step by the kinds of the published benchmark, which add up exactly to the total."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = (
 
 
 def memory_by_kind(memory: Memory) -> Mapping[str, int]:
-    """Return the bytes of each of :data:`ROWS` at the total's peak; their sum is ``total_bytes``.
+    """Return the bytes of each of :data:`ROWS` when the total is at its peak; their sum is ``total_bytes``.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def memory_by_kind(memory: Memory) -> Mapping[str, int]:
 
 
 def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
-    """Return the peak of the bytes requested for tensors of each kind, each at its own time.
+    """Return the peak of the bytes requested for tensors of each kind; the peaks may be at different times.
 
     Examples
     --------

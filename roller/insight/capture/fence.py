@@ -1,8 +1,8 @@
-"""Lets the kernel refuse this process all writes outside of one folder, and the network, where it can.
+"""Lets the operating system deny this process writes outside one folder and network access, where supported.
 
-Hooks of Python do not see writers in C++ or Rust (``torch.jit.save``, safetensors, SQLite); the kernel does. Landlock
-(Linux 6.2 or later) limits files, a namespace of its own the network. Both hold for child processes too, and cannot be
-undone. This keeps accidents from happening; it is no prison for a program that means harm.
+Python hooks do not see writes from C++ or Rust (``torch.jit.save``, safetensors, SQLite); the operating system does.
+Landlock (Linux 6.2 or later) restricts files, and a separate namespace restricts the network. Both restrictions also
+apply to child processes and cannot be undone. They prevent accidents, but do not contain malicious programs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OTHERS = (("/dev/shm", _ALL), ("/dev/null", _WRITE_FILE | _TRUNCATE))
 
 
 def leave_network() -> bool:
-    """Cut this process off from the network permanently; return whether the kernel supports that.
+    """Disconnect this process from the network permanently; return whether the operating system supports that.
 
-    Call it before threads start: an unprivileged process needs a user namespace, which the kernel grants only to a
-    process with a single thread.
+    Call this function before threads start: an unprivileged process needs a user namespace, which the system grants
+    only to a process with a single thread.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -49,7 +49,7 @@ def leave_network() -> bool:
 
 
 def limit_writes(folder: str) -> bool:
-    """Refuse this process writes outside a folder permanently; return whether the kernel supports that."""
+    """Deny this process writes outside a folder permanently; return whether the operating system supports that."""
     return sys.platform.startswith("linux") and _limit_writes(ctypes.CDLL(None, use_errno=True), folder)
 
 

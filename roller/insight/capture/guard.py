@@ -1,7 +1,7 @@
-"""Keeps a script's Python from writing, from the network and from other processes, and tells where it tried.
+"""Keeps a script's Python code from writing files, using the network and starting processes, and records attempts.
 
-A file that the script opens for writing, and a folder that it makes, are in the folder of this process, where the
-script finds them again. All else that writes, connects or starts a program raises ``PermissionError``.
+Files that the script opens for writing, and folders that it makes, are redirected to this process's folder, where the
+script finds them again. Any other attempt to write, connect or start a program raises ``PermissionError``.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _NOT_FOUND = 127 << 8
 
 
 class BlockedOperationError(PermissionError):
-    """The guard blocked an operation of a script."""
+    """The guard blocked an operation attempted by a script."""
 
 
 class Guard:
-    """Redirects or refuses what a script would write.
+    """Redirects or refuses a script's writes.
 
     Parameters
     ----------
     folder
-        Where this process may write.
+        Folder in which this process may write.
     note
-        Called with what was kept from happening, e.g. ``"open log.txt"``.
+        Called with each blocked or redirected operation, e.g. ``"open log.txt"``.
     """
 
     def __init__(self, folder: str, note: Callable[[str], None]) -> None:
@@ -98,7 +98,7 @@ class Guard:
         return ask
 
     def _place_of(self, path: Any) -> str | None:
-        """Return the redirected path of a file that the script made, or that is in a folder it made; else ``None``."""
+        """Return the redirected path of a file that the script made or that is in a folder it made, otherwise ``None``."""
         if not self._made or not isinstance(path, (str, bytes, os.PathLike)):
             return None
         whole = outer = _whole(path)
@@ -167,7 +167,7 @@ class Guard:
 
 
 def _whole(path: Any) -> str:
-    """Return a path without links, of what need not exist."""
+    """Return a path with symbolic links resolved; the path need not exist."""
     return os.path.realpath(os.fsdecode(path))
 
 

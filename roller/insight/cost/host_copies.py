@@ -1,4 +1,4 @@
-"""Copies between host and device, over a link that specifications do not describe yet."""
+"""Copies between host and device, over a link that specifications do not yet describe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def host_copy_bytes(operators: Iterable[Operator]) -> float:
 
 
 def host_copy_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[str, ...]:
-    """Return a note if the host link would take at least a twentieth of the step."""
+    """Return a note if the host link would take at least a twentieth of the step time."""
     size_bytes = host_copy_bytes(operators)
     link_s = size_bytes / HOST_LINK_BYTES_PER_S
     if link_s < 0.05 * iteration_s:

@@ -26,7 +26,7 @@ POLICIES: tuple[Policy, ...] = ("library", "roller")
 
 @dataclass(frozen=True)
 class LaunchPrice:
-    """Cost of one launch of an operator, or of several equal ones; see :class:`Price` for shared fields."""
+    """Cost of one launch of an operator, or of several equal launches; see :class:`Price` for shared fields."""
 
     #: Expression that its kernels compute; ``"read 8.0 MiB, write 4.0 MiB"`` for kernels priced by their bytes.
     name: str
@@ -85,7 +85,7 @@ class Pricer:
         self._known: dict[Any, Price] = {}
 
     def price_operator(self, operator: Operator, cached_share: float = 0.0) -> Price:
-        """Return the price of an operator; a share of its bytes stays in the device's shared cache."""
+        """Return the price of an operator if a share of its bytes stays in the device's shared cache."""
         key = operator.signature
         found = self._known.get((key, cached_share))
         if found is None:
@@ -119,7 +119,7 @@ _MOST_KEPT = 100_000
 
 
 def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], bool]:
-    """Return an operator's launches from a cache for all devices."""
+    """Return an operator's launches from a cache shared by all devices."""
     found = _LAUNCHES.get(key)
     if found is None:
         if len(_LAUNCHES) >= _MOST_KEPT:
@@ -129,7 +129,7 @@ def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], 
 
 
 def price_all(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[float] = ()) -> list[Price]:
-    """Return the prices of operators, and save those of their kernels, even after an interrupt."""
+    """Return the prices of operators, and save the prices of their kernels, even after an interrupt."""
     # ``cached`` gives the share of each operator's bytes that stays in the device's shared cache; by default none.
     todo, found = tuple(operators), list[Price]()
     try:

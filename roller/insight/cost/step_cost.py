@@ -26,7 +26,7 @@ STEP_POLICIES = (*POLICIES, "compiled")
 
 @dataclass(frozen=True)
 class PricedStep:
-    """The last, steady step of a trace, whose operators have prices on a device."""
+    """The last, steady step of a trace, with a price on a device for each operator."""
 
     trace: Trace
     spec: DeviceSpec
@@ -55,18 +55,18 @@ def price_step(
     Parameters
     ----------
     trace
-        Trace of a step for a device of the same kind.
+        Trace of a step, made for a device of the same kind.
     spec
         A GPU or a CPU.
     policy
         ``"library"``: kernels of PyTorch and its libraries; parts of the step under ``torch.compile`` run in generated
-        kernels. ``"compiled"``: forward and backward are compiled as a whole. ``"roller"``: the fastest constructed
-        program of every operator.
+        kernels. ``"compiled"``: forward and backward are compiled as a whole. ``"roller"``: each operator runs its
+        fastest constructed program.
     kernels
-        Earlier prices for the same device (``spec.sustained``) and policy; by default those of the disk cache.
+        Earlier prices for the same device (``spec.sustained``) and policy; by default, prices from the disk cache.
     tf32
-        Whether float32 convolutions and products may be computed in TF32, where the device has it; ``None``: as set
-        in the trace by PyTorch's switches.
+        Whether float32 convolutions and products may be computed in TF32, if the device supports it; ``None``: as
+        PyTorch's switches were set in the trace.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def price_step(
     Raises
     ------
     RollerError
-        The policy is unknown, or the device is of another kind.
+        If the policy is unknown, or the device is of another kind.
     """
     check_policy(policy, STEP_POLICIES)
     if tf32 is not None and not isinstance(tf32, bool):

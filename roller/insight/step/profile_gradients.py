@@ -1,4 +1,4 @@
-"""Gradients of a profile: their sizes, and the tasks after which they are ready."""
+"""Gradients in a profile: their sizes, and the tasks after which they are ready."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Ta
 
 
 def _last_launched(calls: Sequence[TaskDraft]) -> Iterator[TaskDraft | None]:
-    """Yield for each call the last device task that it, or else an earlier call, launched."""
+    """Yield for each call the last device task launched by this call, or else by an earlier one."""
     task = None
     for call in calls:
         task = call.last or task

@@ -25,7 +25,7 @@ def measured_profile(
     checkpoint: bool | str | Sequence[str] | None = None,
     budget_s: float = 60.0,
 ) -> StepProfile:
-    """Profile a step on this machine; parameters as in :func:`roller.insight.measured_step.measure_step`."""
+    """Profile a step on this machine; for parameters, see :func:`roller.insight.measured_step.measure_step`."""
     found = measure_step(entry, batch=batch, amp=amp, checkpoint=checkpoint or False, budget_s=budget_s)
     return profile_of_measured_step(found, Path(entry).name)
 

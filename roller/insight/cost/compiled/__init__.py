@@ -1,4 +1,4 @@
-"""A traced step as PyTorch's compiler runs it."""
+"""A traced step as run by PyTorch's compiler."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def trace_as_run(trace: Trace, policy: str = "library", *, on_gpu: bool = True) 
 
 
 def compiled_operators(operators: Sequence[Operator]) -> list[Emitted]:
-    """Return the operators that replace those of a forward and its backward, in unchanged memory formats."""
+    """Return the operators that replace the operators of a forward and its backward, in unchanged memory formats."""
     taken = max((t.storage for o in operators for t in (*o.inputs, *o.outputs)), default=0)
     return compile_graph(operators, Builder(1 + taken), lambda _: "")

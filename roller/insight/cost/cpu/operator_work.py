@@ -1,4 +1,4 @@
-"""The work of an operator on a CPU: arithmetic, bytes of tensors, and its division among cores."""
+"""The work of an operator on a CPU: arithmetic, tensor bytes, and how the work is divided among cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRAIN_ELEMENTS = 32768
 
 @dataclass(frozen=True)
 class Traffic:
-    """A tensor, the number of its passes, and whether its runs are too short to be prefetched."""
+    """A tensor, the number of passes over it, and whether its runs are too short to be prefetched."""
 
     tensor: TensorRecord
     passes: float = 1.0
