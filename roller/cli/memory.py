@@ -68,10 +68,9 @@ def memory_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Predict the memory of a training step (entry file or script; PyTorch): its peak, what holds it, what does not
-    fit.
+    """Predict the memory of a training step (entry file or script; PyTorch): peak, what holds it, what does not fit.
 
-    `--batch max` searches for the largest batch that fits, to the exact sample.
+    `--batch max` searches for the largest batch that fits: one more sample does not fit.
     """
     from roller.insight.memory.settings import AllocatorSettings
     from roller.insight.trace.providers import is_script

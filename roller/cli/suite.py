@@ -73,8 +73,7 @@ def digest_command(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write all lines as JSON.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print digests of models (needs PyTorch): hashes of layers and operators; with --json, the layers and operators
-    too.
+    """Print digests of models (needs PyTorch): hashes of layers and operators; --json adds the full lists.
 
     With --against, exit with code 1 if a model differs from the file's digest.
     """

@@ -73,7 +73,7 @@ class Forecast:
     amp, checkpoint
         Precision of the trace, and the modules that are recomputed in backward.
     samples
-        Samples per step on each device: the batch times the number of accumulated gradients.
+        Samples per step on each device: the batch times the number of gradient accumulation steps.
     """
 
     device: str

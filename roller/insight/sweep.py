@@ -172,8 +172,7 @@ def _add_cost(row: Choice, prices: RateCard) -> Choice:
 
 
 def mark_pareto_front(rows: Sequence[Choice]) -> Iterator[Choice]:
-    """Yield the rows with the Pareto front marked: rows to which no other row is equal or better in both cost and
-    speed.
+    """Yield the rows with the Pareto front marked: rows that no other row matches or beats in both cost and speed.
 
     A row without a cost is not compared; it is marked only if no row has a cost.
     """

@@ -35,7 +35,7 @@ def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[s
 
 
 def _remedies(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> Iterator[dict[str, Any]]:
-    """Yield each possible change except a smaller batch, with the memory that the changed step needs."""
+    """Yield each possible change other than the batch size, with the memory that the changed step needs."""
     ways = (("checkpoint=yes", options.amp, True), ("amp=bf16", "bf16", options.checkpoint))
     for words, amp, checkpoint in ways:
         if (amp, checkpoint) == (options.amp, options.checkpoint):

@@ -98,7 +98,7 @@ class Guard:
         return ask
 
     def _place_of(self, path: Any) -> str | None:
-        """Return the redirected path of a file that the script made or that is in a folder it made, otherwise ``None``."""
+        """Return the redirected path of a file or folder that the script made, or of its contents; ``None`` otherwise."""
         if not self._made or not isinstance(path, (str, bytes, os.PathLike)):
             return None
         whole = outer = _whole(path)

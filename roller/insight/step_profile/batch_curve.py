@@ -361,7 +361,7 @@ def _percent(by_line: float, computed: float) -> str:
 
 
 def _difference(words: str, name: str, off: Sequence[BatchPoint], line: BatchLine, points: Sequence[BatchPoint]) -> str:
-    """Return the property that distinguishes the batches off the line from the sampled ones; ``""`` if there is none."""
+    """Return the property that sets the batches off the line apart from the sampled ones; ``""`` if there is none."""
     sampled = {getattr(p, name) for p in points if p.batch in line.batches}
     others = {getattr(p, name) for p in off} - sampled
     if not others:

@@ -1,4 +1,4 @@
-"""The difference between two profiles, by tree node and by line. All deltas are the value after minus the value before."""
+"""The difference between two profiles, by tree node and by line. All deltas are after minus before."""
 
 from __future__ import annotations
 

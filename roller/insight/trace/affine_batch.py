@@ -1,5 +1,4 @@
-"""Traces for other batches, derived from two traces: if every size is affine in the batch, no other batch has to be
-traced.
+"""Traces for other batches, derived from two traces if every size is affine in the batch.
 
 A size in a step, such as an axis, a stride or the bytes of a storage, is usually ``p + q * batch``. Two traces give
 ``p`` and ``q`` for each size, and a third shows whether this is correct. Steps whose operators depend on the batch are

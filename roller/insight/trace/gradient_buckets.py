@@ -133,7 +133,7 @@ def buckets(
 def group_into_buckets(
     gradients: Sequence[Gradient], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> list[Bucket]:
-    """Return the buckets that gradients fill in order; different steps or different waiting operators never share one."""
+    """Return the buckets that gradients fill in order; different steps or waiting operators never share a bucket."""
     groups: dict[tuple[int, int | None], list[Gradient]] = {}
     for gradient in gradients:
         groups.setdefault((gradient.iteration, gradient.update), []).append(gradient)
@@ -146,7 +146,7 @@ def group_into_buckets(
 def bucket_slices(
     sizes: Sequence[int], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> list[slice]:
-    """Return the buckets filled in order by gradients of the given bytes; a bucket is full once it reaches its capacity.
+    """Return the buckets filled in order by gradients of given bytes; a bucket is full once it reaches its capacity.
 
     Examples
     --------
@@ -164,8 +164,7 @@ def bucket_slices(
 
 
 def add_bucket_storages(trace: Trace, found: Sequence[Bucket]) -> Trace:
-    """Return a trace in which the buckets are allocated from the start, in addition to the gradients, as in PyTorch by
-    default.
+    """Return a trace that allocates the buckets at its start, in addition to the gradients, as PyTorch does by default.
 
     Buckets whose gradients were already reduced in the same step share memory.
     """

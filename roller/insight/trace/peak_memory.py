@@ -1,4 +1,4 @@
-"""This process's peak memory since a given moment, as counted by Linux."""
+"""The peak memory of this process since a given moment, as counted by Linux."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch of recurrent layers to cuDNN: one operator for all steps and layers."""
+"""Dispatch of recurrent layers to cuDNN, with one operator for all steps and layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODES: Mapping[str, int] = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
 def dispatch_rnn(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return output and last state of recurrent layers, by cuDNN's operator."""
+    """Return the output and last state of recurrent layers, by cuDNN's operator."""
     packed = not isinstance(args[3], bool)
     if packed:
         inputs, sizes, state, weights, _, layers, dropout, train, both = args

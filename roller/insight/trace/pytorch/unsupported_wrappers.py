@@ -1,4 +1,4 @@
-"""Detects wrappers of models and optimizers that cannot be traced, and suggests alternatives."""
+"""Detects model and optimizer wrappers that cannot be traced, and suggests alternatives."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def compiled_modules(model: torch.nn.Module, prefix: str = "") -> dict[str, str]
 
 
 def _compile_mode(options: Mapping[str, Any]) -> str:
-    """Return the mode of a call of ``torch.compile``; ``""`` of one that generates no kernels."""
+    """Return the mode of a call to ``torch.compile``; ``""`` if the call generates no kernels."""
     if options.get("disable") or (options.get("backend") or "inductor") != "inductor":
         return ""
     captures = (options.get("options") or {}).get("triton.cudagraphs")  # what this mode sets
@@ -64,7 +64,7 @@ def _compile_mode(options: Mapping[str, Any]) -> str:
 
 
 def _mode_of_compiled_call(call: Any) -> str:
-    """Return the mode of a call that ``torch.compile`` has made; ``""`` of one that generates no kernels."""
+    """Return the mode of a call made by ``torch.compile``; ``""`` if the call generates no kernels."""
     config = getattr(call, "get_compiler_config", lambda: None)()  # that of Inductor alone
     return "" if config is None else _compile_mode({"options": config})
 
