@@ -39,7 +39,7 @@ WhyNotOption = Annotated[
         help="A program's name, or tiles: 'shared=i:64,j:64,k:8 register=4,4 stages=2'.",
     ),
 ]
-#: Parameters of a program that are written beside its tiles.
+#: Parameters of a program that are written next to its tiles.
 _NUMBERS = ("stages", "split_k", "raster")
 
 

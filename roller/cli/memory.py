@@ -77,7 +77,7 @@ def memory_command(
 
     specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
     ways = list(combinations(amps_of(amp), checkpoints_of(checkpoint)))
-    conf = AllocatorSettings.parse(allocator) if allocator else None  # else those of the entry file
+    conf = AllocatorSettings.parse(allocator) if allocator else None  # otherwise, the entry file's settings
     if any(count > 1 for _, count in specs):
         raise UsageError(
             "--device: expected one of each, got several. Ask `roller sweep` for devices that share a batch."

@@ -28,9 +28,9 @@ _SHORT_S = 0.01
 _NOTABLE = 0.01
 #: Largest relative time difference of modules that are printed as one row.
 _ALIKE = 0.02
-#: Least width for all columns; width of the columns after the first, wide and narrow; least width of the first.
+#: Minimum width for all columns; width of the columns after the first, wide and narrow; minimum width of the first.
 _WIDE, _REST, _REST_NARROW, _LEAST = 100, 68, 43, 23
-#: Width of the other columns in the table of lines; least width of a line's text.
+#: Width of the other columns in the table of lines; minimum width of a line's text.
 _REST_OF_LINES, _LEAST_TEXT = 55, 12
 
 

@@ -31,7 +31,7 @@ class PrintableStream:
         """Write the escaped text; return the number of characters taken from ``text``."""
         if text.isascii() and text.isprintable():  # most of them
             return self._stream.write(text)
-        # Rich colours a pipe as well where FORCE_COLOR asks for it.
+        # Rich also colours a pipe if FORCE_COLOR requests it.
         coloured = self._stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
         parts = self._allowed.split(text) if coloured else [text]
         self._stream.write("".join(p if n % 2 else printable(p) for n, p in enumerate(parts)))

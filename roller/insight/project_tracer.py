@@ -55,7 +55,7 @@ class ProjectTracer:
             print(step.forecast("h100").iteration_s)
     """
 
-    #: What the process runs, with the entry file as its argument.
+    #: Module that the process runs, with the entry file as its argument.
     worker = "roller.insight.project_worker"
 
     def __init__(self, entry: str | Path, *, calls: int | None = None, python: str = sys.executable) -> None:
@@ -151,7 +151,7 @@ class ProjectTracer:
         except ChannelClosed:
             raise self._ended() from None
         except BaseException:
-            self.close()  # cancelled or interrupted: what it would answer later belongs to no request
+            self.close()  # cancelled or interrupted: a later answer would not belong to any request
             raise
         if reply.get("problems"):
             raise ProviderErrors.of_rows(reply["problems"])

@@ -26,7 +26,7 @@ from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 
-#: Progress is told no more often.
+#: Progress is not reported more often.
 _EVERY_S = 0.05
 
 
@@ -86,7 +86,7 @@ def take_pipes() -> tuple[int, int]:
 def _end_with(requests: int) -> None:
     """End this process when the other end of a pipe closes, whatever the user's code is doing."""
     watch = select.poll()
-    watch.register(requests, 0)  # that it is closed is always told
+    watch.register(requests, 0)  # its end is always reported
     watch.poll()
     os._exit(1)
 

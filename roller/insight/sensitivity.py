@@ -26,7 +26,7 @@ from roller.templates.common.options import ConstructOptions
 
 #: Function that estimates one kernel on any device.
 Program = Callable[[DeviceSpec], Estimate]
-#: Expression and the library's policy -> the program chosen on the base device; ``None`` where none fits it.
+#: Expression and the library's policy -> the program chosen on the base device; ``None`` if no program fits it.
 Programs = dict[tuple[TensorExpr, str], Program | None]
 
 

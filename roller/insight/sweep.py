@@ -128,7 +128,7 @@ def sweep(
                         row = _forecast_row(step, spec, count, batch, amp, checkpoint, policy)
                     except (
                         ModelError
-                    ) as error:  # e.g. bfloat16 where the device has none: the others still have answers
+                    ) as error:  # e.g. bfloat16 on a device without it: the other rows still have results
                         failed.append(error)
                         row = Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
                     rows.append(row if prices is None else _add_cost(row, prices))

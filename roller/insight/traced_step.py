@@ -152,7 +152,7 @@ class TracedStep(Trace):
         """
         device, count = change.device or device, change.devices or devices
         if replace(change, devices=None) == MemoryChange():
-            changed = self.at(device=device)  # as with a change: what a step allocates depends on its device
+            changed = self.at(device=device)  # as with a change: a step's allocations depend on its device
         else:
             changed = self.at(
                 batch=_changed_batch(self, change.batch_factor), device=device,
@@ -161,7 +161,7 @@ class TracedStep(Trace):
             )  # fmt: skip
         run = changed.as_run(device, policy)
         held = add_bucket_storages(run, buckets(run)) if count > 1 else run
-        return memory_on_device(held, device)  # its peak is that of all steps, of the fullest one, too
+        return memory_on_device(held, device)  # its peak covers all steps, including the fullest one
 
     def max_batch(
         self,

@@ -75,8 +75,8 @@ def script_json(value: Any) -> str:
 
 def packed(data: Mapping[str, Any]) -> bytes:
     """Return compressed data: the length of the JSON, the JSON, and the binary columns to which it refers."""
-    # All float64 values are stored once, sorted, in a pool; columns hold indices into it. Times repeat in sums and in
-    # tables, and sorted values compress better.
+    # All float64 values are stored once, sorted, in a pool; columns contain indices into the pool. Times repeat in sums
+    # and in tables, and sorted values compress better.
     columns = _Columns()
     floats = [array for array in _arrays(data) if array.dtype == np.float64]
     pool = np.unique(np.concatenate(floats)) if floats else np.zeros(0)

@@ -99,7 +99,7 @@ def estimate_of(artifact: KernelArtifact) -> Estimate | None:
 
 def levels_of(program: RProgram) -> list[dict[str, Any]]:
     """Return each tile of a program, as its name and its extents by axis, from the whole down to the smallest."""
-    program = products_program(program) or program  # its tiles are those of the matrix products
+    program = products_program(program) or program  # its tiles are the tiles of the matrix products
     reduced = {a.name for a in program.axes if a.kind != "spatial"}
     whole: Mapping[str, int] = {a.name: a.extent for a in program.axes}
     levels = [("whole", whole), *((name, program.tile(name)) for name in reversed(program.layers))]

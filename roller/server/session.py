@@ -133,7 +133,7 @@ class Session:
     def _tell_state(self) -> None:
         self._tell({"type": "state", **self._head(), "error": self.state.error})
 
-    # What is asked
+    # Requests
 
     async def start(self) -> None:
         """Watch the project's files and profile the step."""

@@ -11,7 +11,7 @@ from roller.server.project import Project, ProjectError, state_of
 
 _State = tuple[int, int, int]
 _T = TypeVar("_T")
-#: State that differs from that of every file.
+#: State that differs from every file's state.
 _CHANGED: _State = (0, -1, 0)
 #: Number of files from which checks run in another thread.
 _MANY = 64

@@ -24,7 +24,7 @@ from roller.suite.run_file import SuiteRun, flat, keys_of
 ALPHA = 0.01
 #: Smallest reported change of predicted times, which have no noise.
 PREDICTED = 1e-3
-#: Assumed degrees of freedom of the variance pooled over all models, when it moderates that of one model.
+#: Assumed degrees of freedom of the variance pooled over all models, when it moderates a single model's variance.
 _MODERATION = 10
 Key = tuple[str, int, str, str]
 
@@ -155,7 +155,7 @@ class _Comparer:
         if not self._degrees:
             return ratio_interval(old["samples_s"][0], new["samples_s"][0], self._confidence)
         change = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
-        # The variance of few processes is uncertain, so it is moderated by that of all models.
+        # The variance of few processes is uncertain, so it is moderated by the variance over all models.
         degrees = sum(len(group) - 1 for group in groups)
         squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
         common = min(_MODERATION, self._degrees - degrees)

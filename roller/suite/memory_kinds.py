@@ -57,7 +57,7 @@ def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
     >>> dict(most_by_kind(Trace((), events, kinds, (0, 0)), load_spec("v100")))
     {'feature maps': 350, 'workspace': 100}
     """
-    # allocators keep reserved memory, so the peak of the total may come after that of feature maps
+    # allocators keep reserved memory, so the peak of the total may come after the peak of feature maps
     live, most, sizes = Counter[str](), Counter[str](), dict[int, tuple[str, int]]()
     library = Library.of(spec, trace.options) if spec.traits.discrete else Library(workspace_bytes=0)
     for event in add_workspaces(trace, library):

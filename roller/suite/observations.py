@@ -1,7 +1,7 @@
 """The published observations about the training benchmark, checked against predicted studies."""
 
-# On today's kernels and devices some do not hold, which is a result and not an error. Limits that the publication
-# states only in words are set here.
+# On today's kernels and devices some observations do not hold, which is a result rather than an error. Limits that the
+# publication states only in words are set here.
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _Observation(NamedTuple):
     cases: Callable[[Studies], Iterator[Case]]
     #: Possible reason for a failure from the workings of frameworks, independent of the figures.
     possible_cause: str
-    #: Reason if there is no case.
+    #: Reason given if there are no cases.
     missing: str = "No model of the first edition among those asked for shows it."
     #: Application of which a single model may disagree.
     exception: str = ""

@@ -111,7 +111,7 @@ class _Fork:
     def __init__(self, run: Callable[[], object], stderr: IO[bytes]) -> None:
         requests, answers = os.pipe(), os.pipe()
         with warnings.catch_warnings():
-            # Python warns of other threads; those of a notebook kernel hold no lock that the fork needs.
+            # Python warns about other threads; a notebook kernel's threads do not hold any lock that the fork needs.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if not self.pid:
@@ -124,7 +124,7 @@ class _Fork:
     def poll(self) -> int | None:
         """Return the exit code; ``None`` while the fork is running."""
         if self.returncode is None:
-            with contextlib.suppress(ChildProcessError):  # somebody else waited for it
+            with contextlib.suppress(ChildProcessError):  # other code has already waited for it
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if not pid:
                     return None

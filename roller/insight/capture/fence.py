@@ -24,7 +24,7 @@ _ALL = _WRITE_FILE | _MAKE_AND_REMOVE | _REFER | _TRUNCATE
 _NO_NEW_PRIVILEGES = 38
 #: ``unshare``: a namespace of the network, and one of users, which lets anybody make the first.
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
-#: What may be written outside of the folder, and how: locks of multiprocessing are in ``/dev/shm``.
+#: Paths that may be written outside the folder, and how: locks of multiprocessing are in ``/dev/shm``.
 _OTHERS = (("/dev/shm", _ALL), ("/dev/null", _WRITE_FILE | _TRUNCATE))
 
 

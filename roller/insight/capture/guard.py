@@ -29,11 +29,11 @@ _OUTSIDE = (
     "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
 )  # fmt: skip
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: Functions of ``os`` that ask for what is at a path.
+#: Functions of ``os`` that inspect a path.
 _QUESTIONS = ("stat", "access", "listdir", "scandir")
-#: Functions of ``os`` that change what is at a path: allowed for files that the script made.
+#: Functions of ``os`` that change a path; allowed for files that the script made.
 _OWN_CHANGES = ("chmod", "utime", "truncate", "remove", "unlink", "rmdir", "rename", "replace")
-#: What holds no file of the user's.
+#: Paths that contain no files of the user.
 _DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
 
 
@@ -58,7 +58,7 @@ class Guard:
 
     def __init__(self, folder: str, note: Callable[[str], None]) -> None:
         self._folder, self._note = os.path.realpath(folder), note
-        #: Path of a file or folder that the script made -> where it is.
+        #: Path of a file or folder that the script made -> its actual location.
         self._made: dict[str, str] = {}
         self._open, self._mkdir = builtins.open, os.mkdir
 
@@ -98,7 +98,7 @@ class Guard:
         return ask
 
     def _place_of(self, path: Any) -> str | None:
-        """Return the redirected path of a file or folder that the script made, or of its contents; ``None`` otherwise."""
+        """Return the redirected path of a file or folder that the script made, or of its contents, else ``None``."""
         if not self._made or not isinstance(path, (str, bytes, os.PathLike)):
             return None
         whole = outer = _whole(path)

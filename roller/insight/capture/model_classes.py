@@ -10,7 +10,7 @@ from pathlib import Path
 from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
 
-#: Calls that train, where a file makes them while it is imported.
+#: Calls that train if a file makes them while it is imported.
 _TRAINING = ("backward", "step", "fit", "train")
 
 

@@ -21,7 +21,7 @@ class Host:
     release_us_per_page: float
     #: Launches that a stream queues before the next one blocks.
     launch_queue_places: int
-    #: From a launch to its kernel on an idle stream, where the profile does not give it.
+    #: From a launch to its kernel on an idle stream, if the profile does not give it.
     launch_latency_us: float
 
     def fetch_batch_us(self, size_bytes: float) -> float:

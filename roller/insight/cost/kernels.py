@@ -18,7 +18,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.launches import Fused, Instructions
 from roller.perf.estimate import Estimate
 
-#: Relative error of a time where the specification gives none.
+#: Relative error of a time if the specification gives none.
 _UNKNOWN_ERROR = 0.5
 #: Fewest expressions for which a process pays off (some 30 ms each), and chunks of work per processor.
 _WORTH_A_PROCESS, _CHUNKS = 4, 3
@@ -149,8 +149,8 @@ class Kernels:
         self, read_bytes: float, written_bytes: float, launches: int, threads: float | None = None
     ) -> KernelPrice:
         """Return the price of kernels that stream bytes."""
-        # Reads in excess of writes move at the bandwidth of reads, everything else at that of copies. Few threads reach
-        # only a part of the copy bandwidth, which stretches the time.
+        # Reads in excess of writes move at the bandwidth of reads, everything else at the bandwidth of copies. Few
+        # threads reach only a part of the copy bandwidth, which stretches the time.
         memory, launch_s = self.spec.memory_layers[-1], self.spec.execution.launch_s
         reading = memory.read_bandwidth_bytes_per_s or memory.bandwidth_bytes_per_s
         both = 2 * min(read_bytes, written_bytes)

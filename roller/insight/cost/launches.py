@@ -30,7 +30,7 @@ class Kernel:
     own_kernel: Instructions | Fused | None = None
     #: Kernel that NVIDIA's library ran instead before cuDNN 9.
     before_cudnn_9: Instructions | None = None
-    #: Bytes that each kernel moves between the shared cache and its threads; 0: those of the expression.
+    #: Bytes that each kernel moves between the shared cache and its threads; 0: the expression's bytes.
     cache_bytes: float = 0.0
 
 

@@ -22,7 +22,7 @@ class LibrarySettings:
     (('product',), ())
     """
 
-    #: Kinds of float32 products that may be computed in TF32, where the device has it.
+    #: Kinds of float32 products that may be computed in TF32, if the device supports it.
     tf32: tuple[str, ...] = DEFAULT_TF32
     release: TorchRelease = NEWEST
 

@@ -43,7 +43,8 @@ def _moved(launch: Launch) -> tuple[tuple[str, float], ...]:
 
 def pipe_work(launch: Launch, spec: DeviceSpec) -> PipeWork | None:
     """Return the work of a launch; ``None`` if only its bytes are known, or the device gives no rate."""
-    # Products of two tensors count on the fastest pipe of their dtype, all else by the functions of the expression.
+    # Products of two tensors count on the fastest pipe of their dtype, everything else is counted by the functions of
+    # the expression.
     if isinstance(launch, Kernel):
         found = _works_of_expression(launch.expr, launch.count, spec)
     elif isinstance(launch, Fused):

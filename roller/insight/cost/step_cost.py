@@ -15,7 +15,7 @@ from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettin
 from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_all
 from roller.insight.trace.trace import Operator, Trace
 
-#: Host time of an eager operator that launches a kernel. Assumed: that of a CPU of 3 GHz; ``host_op_s`` takes a
+#: Host time of an eager operator that launches a kernel. Assumed: the time of a 3 GHz CPU; ``host_op_s`` takes a
 #: measured time.
 HOST_OP_S = 6e-6
 

@@ -80,7 +80,7 @@ class Pool:
         self.is_small, self.calls = is_small, 0
         self.keys: list[tuple[int, int, int]] = []
         self.blocks: dict[int, Block] = {}
-        #: Parts of expandable segments that hold no memory, by stream and address.
+        #: Parts of expandable segments without memory, by stream and address.
         self.unmapped: list[tuple[int, int]] = []
         self.without_memory: dict[int, Block] = {}
 

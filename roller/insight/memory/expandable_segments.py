@@ -23,7 +23,7 @@ class ExpandableSegments:
                 return None
             block = found
         while block.size < size:
-            after = block.next  # ``None`` where the range of addresses ends, as on a device without memory
+            after = block.next  # ``None`` if the range of addresses ends, as on a device without memory
             found = None if after is None else self._map_pages(after, min(size - block.size, after.size))
             if found is None:
                 return None

@@ -178,7 +178,8 @@ def largest_batch_on_device(
     return largest_batch(lambda n: memory_on_device(trace_of(n), spec, settings), capacity_of(spec), guess=guess_batch)
 
 
-#: Batch whose trace, with that of twice as many samples, gives the line; a batch of one sample is a special case.
+#: Batch whose trace, together with the trace of twice as many samples, gives the line; a batch of one sample is a
+#: special case.
 _NEAR = 4
 
 

@@ -211,7 +211,7 @@ class DeviceOrder:
 
     def _task_that_freed_device(self, item: TaskDraft, ready: float) -> TaskDraft | None:
         """Return the task whose end let a task start if other streams kept the device busy while it waited."""
-        # Blocks of a kernel start as those of another end, so a kernel may start in another's last wave.
+        # Blocks of a kernel start as blocks of another kernel end, so a kernel may start in another's last wave.
         if item.kind == "copy" and "DtoD" not in item.name:
             return None
         device = _device_of_lane(item)

@@ -95,7 +95,7 @@ class Rows:
             except ValueError as error:
                 if len(buffer) - position > _MOST_EVENT:
                     raise not_a_profile(self.path, f"an event of more than {_MOST_EVENT} characters") from error
-                # an event that fails at the same position after more text is damaged; else it was incomplete
+                # an event that fails at the same position after more text is damaged; otherwise, it was incomplete
                 same = f"{error.msg} {error.pos - position}" if isinstance(error, json.JSONDecodeError) else ""
                 text = self._read_chunk(file) if not same or same != failed or "Unterminated" in same else ""
                 if text:

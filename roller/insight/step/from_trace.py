@@ -16,7 +16,7 @@ from roller.insight.step.simulate import simulate
 from roller.insight.trace.gradient_buckets import Gradient, gradients_of
 from roller.insight.trace.trace import Operator, Trace
 
-#: Host time of an operator that only makes a view. Assumed, like that of one that launches.
+#: Host time of an operator that only makes a view. Assumed, like the host time of a launching operator.
 HOST_VIEW_S = 2e-6
 _THREAD, _STREAM = Lane(0, "thread", "host"), Lane(0, "stream", "device")
 

@@ -48,13 +48,14 @@ class TaskContext(NamedTuple):
     #: Step of the profile, from 0; -1 before the first step; 0 if no steps are marked.
     iteration: int = 0
     phase: Phase = "other"
-    #: Path of the innermost module, or name of a region; for a backward task that of its forward; ``""`` outside.
+    #: Path of the innermost module, or name of a region; for a backward task, the module of its forward; ``""``
+    #: outside.
     module: str = ""
-    #: Innermost operator, as in the profile, and shapes and dtypes of its inputs where known.
+    #: Innermost operator, as in the profile, and shapes and dtypes of its inputs if known.
     operator: str = ""
     shapes: tuple[Any, ...] = ()
     dtypes: tuple[str, ...] = ()
-    #: The project's frames around the operator, outermost first, where known.
+    #: The project's frames around the operator, outermost first, if known.
     stack: Stack = ()
 
 
@@ -82,7 +83,7 @@ class Task:
     provenance: Provenance = "measured"
     #: A removed task stays as an event without duration, which keeps the order of other tasks.
     is_removed: bool = False
-    #: Position in the step; for a device task, that of its call.
+    #: Position in the step; for a device task, the position of its call.
     context: TaskContext = NO_CONTEXT
     #: Bytes that a copy, a set or a collective moves; 0 if unknown.
     size_bytes: int = 0
@@ -102,10 +103,10 @@ class Dependency:
     """An event of the target task happens at least ``lag_us`` after an event of the source task."""
 
     source: int
-    #: Whether the event of the source is its end; else its start.
+    #: Whether the source's event is its end rather than its start.
     of_end: bool
     target: int
-    #: Whether the event of the target is its end; else its start.
+    #: Whether the target's event is its end rather than its start.
     to_end: bool
     lag_us: float
     kind: DependencyKind

@@ -59,7 +59,7 @@ class Event(NamedTuple):
     #: Number that a call shares with the tasks it launched; ``None`` if it has none.
     correlation: int | None
     #: For a wait, its event; for an operator, its shapes, dtypes and the sequence number that it shares with its
-    #: backward operator; for a device task, the bytes it moves; else empty.
+    #: backward operator; for a device task, the bytes it moves; otherwise empty.
     arguments: Mapping[str, Any]
 
     @property
@@ -78,7 +78,7 @@ class Profile(NamedTuple):
     device_signs: str = ""
     #: Whether the file describes a GPU of the machine, which need not have been used.
     has_properties: bool = False
-    #: Processes of the job, if the profile gives them; else 0.
+    #: Number of processes in the job; 0 if the profile does not give it.
     world_size: int = 0
     #: Defects of the file that do not prevent reading it, one sentence each.
     notes: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ class MemoryRecords:
     """The records of all devices in file order, 54 bytes each."""
 
     def __init__(self) -> None:
-        # Sizes are negative for frees. Addresses and totals are :data:`UNSAID` where old versions of PyTorch do not
+        # Sizes are negative for frees. Addresses and totals are :data:`UNSAID` if an old version of PyTorch does not
         # give them. ``order`` numbers the profiler's events, and orders records of the same time. ``devices`` and
         # ``lanes`` are values of ``device_names`` (type and number -> index) and ``lane_names`` (thread -> index).
         self.times_us = array("d")

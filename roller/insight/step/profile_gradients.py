@@ -13,7 +13,7 @@ from roller.insight.trace.gradient_buckets import Gradient
 
 #: Operator that ends the backward pass of every parameter with a gradient.
 _SUMS = "torch::autograd::AccumulateGrad"
-#: Bytes per element in older profiles, which have no dtypes: those of float32.
+#: Bytes per element in older profiles, which have no dtypes: the bytes of float32.
 _UNSAID_BYTES = 4
 
 

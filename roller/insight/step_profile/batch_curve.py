@@ -13,7 +13,7 @@ from roller.errors import NoCandidateError, RollerError, shown
 STEPS = (100, 20, 10, 5, 1)
 #: Largest share of memory that the batches of the largest difference may take.
 SMALL = 0.1
-#: Relative errors of the time line and the memory line at a batch above which the line does not hold there.
+#: Relative errors of the time line and the memory line beyond which the line does not hold at a batch.
 APART, APART_BYTES = 0.05, 0.02
 #: Largest growth of time over the three batches, relative to the constant, that counts as rounding.
 _NOISE = 1e-6

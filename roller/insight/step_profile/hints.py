@@ -27,7 +27,7 @@ class Hint:
     iteration_s: float = 0.0
     lower_s: float = 0.0
     upper_s: float = 0.0
-    delta_s: float = 0.0  # time of the changed step minus that of the unchanged one
+    delta_s: float = 0.0  # time of the changed step minus time of the unchanged step
     # line, line_delta_s: ``"file:line"`` whose time changes most, and the change of its time; ``""`` if tasks have no
     # lines
     line: str = ""

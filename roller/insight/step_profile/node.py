@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 #: Kind of a node: ``"shapes"`` groups calls of an operator by input shapes, ``"tensors"`` the bytes of one kind, and
-#: ``"overhead"`` time and memory outside of operators.
+#: ``"overhead"`` time and memory outside operators.
 NodeKind = Literal[
     "step", "line", "module", "operator", "shapes", "kernel", "call", "tensors", "overhead"
 ]  # fmt: skip

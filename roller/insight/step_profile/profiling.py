@@ -51,7 +51,7 @@ SUFFIXES = tuple(_SUFFIXES)
 _DIGITS = 16
 #: Bytes at the start of a JSON file in which its format is looked up.
 _HEAD = 256
-#: Number of computed batches besides the three of the line.
+#: Number of computed batches in addition to the three of the line.
 _BESIDE_LINE = 12
 #: Kinds of storages whose bytes do not depend on the batch.
 _FIXED = ("parameter", "gradient", "optimizer_state", "buffer", "workspace")
@@ -92,7 +92,7 @@ def profile(
         See :func:`roller.insight.forecast.forecast`. By default, a model uses Roller's programs, and a step uses the
         kernels of PyTorch and its libraries.
     calls
-        See :func:`roller.trace`; for an entry file.
+        For an entry file; see :func:`roller.trace`.
     curve
         Whether to compute throughput and memory over the batch now, as needed before saving; otherwise
         ``batch_curve()`` computes them on demand. Three batches are traced, plus batch 1 if the search for the largest

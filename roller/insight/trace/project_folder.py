@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: A folder that holds one of these is a project.
+#: A folder that contains one of these is a project.
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 

@@ -13,7 +13,7 @@ from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
 from roller.insight.trace.project_folder import path_in_project
 
-#: What an entry file defines.
+#: Functions that an entry file defines.
 PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
 #: Beginnings of names in files for DeepView and Skyline, whose providers are the same.
 _PREFIXES = ("", "deepview_", "skyline_")
@@ -105,7 +105,7 @@ def resolve_providers(module: Any, path: Path) -> None:
 def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem]:
     function = next((f for alias in names_of(name) if callable(f := getattr(module, alias, None))), None)
     if function is None:
-        taken = {alias for provider in PROVIDERS for alias in names_of(provider)}  # these are no misspellings
+        taken = {alias for provider in PROVIDERS for alias in names_of(provider)}  # these are not misspellings
         names = [known for known in vars(module) if known not in taken and callable(getattr(module, known))]
         yield ProviderProblem(
             path_in_project(path), 1,

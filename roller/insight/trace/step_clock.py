@@ -76,7 +76,7 @@ def time_steps(
             report("measure", len(blocks))
             between()
             chosen.attend()
-            step()  # what ran between has left its own data in the caches
+            step()  # code that ran in between has left its own data in the caches
             blocks.append(spell(step, chosen, calls))
             quiet = _quiet(blocks, chosen)
             if len(quiet) >= NEEDED and _width(quiet) <= SETTLED:

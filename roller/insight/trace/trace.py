@@ -22,7 +22,8 @@ TRACE_VERSION = 2
 Kind = Literal[
     "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", "temporary", "workspace", "unknown"
 ]
-#: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is all else, such as set-up.
+#: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is everything else, such as
+#: set-up.
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 
 #: Namespace of the operators that a compiler generates, as in ``"inductor.triton_poi_fused_exp.default"``.

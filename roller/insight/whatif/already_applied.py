@@ -23,7 +23,7 @@ _GROUPED, _FUSED = (
 )
 #: The iterator of PyTorch's loader that takes batches from worker processes.
 _FROM_WORKERS = "MultiProcessing"
-#: Time of fetching a batch, relative to that of a ready one, above which the training waited for a worker.
+#: Time to fetch a batch, relative to a ready batch, above which the training waited for a worker.
 _WAITED = 2.0
 #: Prefix of kernels that PyTorch's compiler generates.
 COMPILED = "triton_"

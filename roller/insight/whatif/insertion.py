@@ -26,12 +26,12 @@ class New:
     # after, before: tasks whose ends it waits for, and tasks whose starts wait for its end
     after: Sequence[int] = ()
     before: Sequence[int] = ()
-    launch: bool = True  # whether to insert a launch call of median duration next to that of the neighbour on a stream
+    launch: bool = True  # whether to insert a launch call of median duration next to the neighbouring call
     provenance: Provenance = "assumed"
     size_bytes: int = 0
     resource: str = ""
     priority: int = 0
-    context: TaskContext | None = None  # position in the step; by default that of its neighbour
+    context: TaskContext | None = None  # position in the step; by default, its neighbour's position
 
 
 def insert(graph: StepGraph, *new: New) -> StepGraph:

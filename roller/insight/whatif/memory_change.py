@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 class MemoryChange:
     """Trace options that reproduce the memory of a changed step; by default, all tensors are kept."""
 
-    # amp, checkpoint, device: as in :meth:`~roller.insight.traced_step.TracedStep.at`; ``None`` keeps those of the
-    # step, and ``checkpoint`` adds to them
+    # amp, checkpoint, device: as in :meth:`~roller.insight.traced_step.TracedStep.at`; ``None`` keeps the step's
+    # values, and ``checkpoint`` adds to them
     amp: str | None = None
     checkpoint: tuple[str, ...] | None = None
     device: str | None = None

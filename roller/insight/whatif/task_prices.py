@@ -72,7 +72,7 @@ class TaskPrices:
                  if t.kind == "set" and t.size_bytes >= _TWIN_BYTES and t.duration_us]  # fmt: skip
         own = compute_tasks(self.graph)  # kernels or, on a CPU, operators; no launch calls
         found = [r for t in self.graph.tasks if t.id in own and (r := _bytes_per_us(t))]
-        # the fastest quarter: the others move more bytes than those of their inputs
+        # the fastest quarter: the others move more bytes than their inputs have
         return median(sorted(found + rates)[-max(1, len(found + rates) // 4) :]) if found + rates else 0.0
 
     def bound_by(self, task: Task) -> Bound:

@@ -212,7 +212,7 @@ class MaskRCNN(nn.Module):
         flat = found.flatten()
         own = x.gather(1, flat[:, None, None, None].expand(-1, 1, *x.shape[-2:])).squeeze(1)
         with torch.no_grad():
-            # Each box samples the masks of all objects in its image, and selects that of its own object.
+            # Each box samples the masks of all objects in its image, and selects the sample of its own object.
             parts = ops.roi_align([masks], [1], near, x.shape[-1])
             wanted = parts.gather(1, number.flatten()[:, None, None, None].expand(-1, 1, *x.shape[-2:])).squeeze(1)
         error = functional.binary_cross_entropy_with_logits(own, wanted, reduction="none").mean((1, 2))

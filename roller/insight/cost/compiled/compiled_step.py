@@ -66,7 +66,7 @@ class _TraceWriter:
             1 + max((*trace.storages, *trace.allocations, *_storages_of(trace.operators)), default=0)
         )
         self.rewritten: set[int] = set()  # storages whose allocations are rewritten
-        self.outliving: set[int] = set()  # rewritten storages that are freed where they were before
+        self.outliving: set[int] = set()  # rewritten storages that are freed where they were freed before
 
     def add_step(self, start: int, end: int) -> None:
         """Add one step."""

@@ -13,7 +13,7 @@ from roller.insight.cost.compiled.partition import partition
 from roller.insight.cost.gpu.operator_view import View
 from roller.insight.trace.trace import GENERATED, Operator, TensorRecord
 
-#: Most operators in a kernel's name, and most reduced elements of a row that one block holds whole.
+#: Maximum number of operators in a kernel's name, and of reduced elements in a row that one block holds whole.
 _MOST_NAMED, _PERSISTENT = 6, 1024
 
 

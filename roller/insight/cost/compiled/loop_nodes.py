@@ -32,7 +32,7 @@ class LoopNode:
 
     #: Index of its operator in the compiled list.
     operator: int
-    #: ``"extern"``: a call of a library or of PyTorch's own kernel, which is never fused.
+    #: ``"extern"``: a call to a library or to PyTorch's own kernel, which is never fused.
     kind: Literal["pointwise", "reduction", "extern"]
     name: str
     phase: Phase
@@ -49,7 +49,7 @@ class LoopNode:
     windowed: bool = False
     #: Inputs of a concatenation; 0 for all other nodes.
     joins: int = 0
-    #: Operator that a library call runs, where it is not the traced one.
+    #: Operator that a library call runs, if it is not the traced operator.
     call: Operator | None = None
     #: Index and name of each operator whose nodes are inlined.
     inlined: tuple[tuple[int, str], ...] = ()

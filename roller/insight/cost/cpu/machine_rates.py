@@ -108,8 +108,8 @@ class Machine:
         self, work: Work, moved: tuple[tuple[MemoryLayer, float], ...], fresh_bytes: float, strewn_bytes: float = 0.0
     ) -> Parts:
         """Return the seconds of an operator by resource."""
-        # ``moved`` has the bytes per memory layer; ``strewn_bytes`` move in short runs, in addition to those of the
-        # work.
+        # ``moved`` has the bytes per memory layer; ``strewn_bytes`` move in short runs, in addition to the work's
+        # bytes.
         threads = self.thread_count(work)
         memory_s = sum(n / self.bandwidth_bytes_per_s(layer, threads) for layer, n in moved)
         for size, times in work.buffers:

@@ -19,7 +19,7 @@ _LOADS = 0.6
 _DEPTH = 384
 #: Vector length to which result columns and channels are padded.
 _LANES = 16
-#: Queries of a block of attention, by the least number of all queries, and keys of a block (``sdp_utils_cpp``,
+#: Queries of a block of attention, by the minimum total number of queries, and keys of a block (``sdp_utils_cpp``,
 #: ``FlashAttentionKernel.cpp``).
 _QUERIES, _KEYS = ((768, 256), (192, 64), (0, 32)), 512
 #: Time of a depthwise convolution's multiply-adds relative to a product's; most of it is loads.

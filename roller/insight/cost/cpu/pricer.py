@@ -17,7 +17,7 @@ from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator, Trace
 
 _NOTHING = Price(0.0, 0.0, 0.0, "none", 0, "none")
-#: Relative error of a time where the specification gives none.
+#: Relative error of a time if the specification gives none.
 _UNKNOWN_ERROR = 0.5
 
 

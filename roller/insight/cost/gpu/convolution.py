@@ -251,7 +251,7 @@ def _product_in_all_ways(
     g: _Geometry, own: TensorExpr, others: Sequence[TensorExpr], read: Sequence[TensorRecord], written: TensorRecord
 ) -> Kernel | Fused:
     """Return the kernel for a product whose operands are images, with variants in another layout."""
-    # ``own`` is the product on unconverted tensors, ``others`` are those of kernels for a matrix unit.
+    # ``own`` is the product on unconverted tensors, ``others`` are the products of a matrix unit's kernels.
     around = conversions_to_innermost(read, (written,), g.groups)
     if not around and len(others) == 1:
         return _implicit_product(others[0], read, written, "any")
@@ -266,7 +266,8 @@ def _as_pair(values: Sequence[int], one: int) -> tuple[int, int]:
 
 def _as_product(points: TensorRecord, weight: TensorRecord, out: TensorRecord, groups: int) -> TensorExpr:
     """Return the matrix product with a convolution's multiplications: result points by filters."""
-    # The whole window is multiplied at each of ``points``: those of the result, or of a transposed convolution's image.
+    # The whole window is multiplied at each of ``points``: the points of the result or of a transposed convolution's
+    # image.
     m = points.shape[0] * math.prod(points.shape[2:])
     window = math.prod(weight.shape[2:])
     per_group = weight.shape[0] // groups

@@ -81,13 +81,13 @@ def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tupl
     return map_operator
 
 
-#: AMD's own 8-bit floats -> those of the standard, which have another exponent bias and the same rate.
+#: AMD's own 8-bit floats -> the standard's 8-bit floats, which have another exponent bias and the same rate.
 _STANDARD = {"float8_e4m3fnuz": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e5m2"}
 
 
 def scaled_product(view: View) -> tuple[Launch, ...]:
     """Return cuBLASLt's kernel for a scaled product of 8-bit floats with a result of a wider dtype."""
-    # Its fragments are those of the first operand's dtype.
+    # Its fragments have the first operand's dtype.
     left, right = (
         replace(t, dtype=_STANDARD.get(t.dtype, t.dtype))
         for t in (view.required_tensor("self", 0), view.required_tensor("mat2", 1))

@@ -125,7 +125,7 @@ _CHANNEL_THREADS = 512
 
 def batch_norm(view: View) -> tuple[Launch, ...]:
     """Return the kernels for a batch norm; batch statistics need an additional pass."""
-    # Batch statistics are computed in training, and where no running ones exist.
+    # Batch statistics are computed in training and if no running statistics exist.
     x, out = view.required_tensor("input", 0), total_bytes(view.outputs[:1])
     if view.has_tensor("running_mean") and not view.argument("training", True):
         return (Stream(total_bytes((x,)), out),)

@@ -100,7 +100,7 @@ def elementwise_kernel(
     functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord]
 ) -> tuple[Launch, ...]:
     """Return the kernel for an element-wise operator, priced by its bytes if no expression describes it."""
-    # ``also``: bytes written in addition to the result, such as those of a mask.
+    # ``also``: bytes written in addition to the result, such as a mask's bytes.
     dtypes = {t.dtype for t in (out, *inputs)}
     count = math.prod(out.shape)
     if not dtypes <= DTYPE_BYTES.keys() or not 0 < count < 2**40:

@@ -48,7 +48,7 @@ def without_override_check(function: Any) -> Callable[..., Any] | None:
     """
     # Functions that check through a module (those that set initial values) are not found, and need no mode inside.
     guards = [name for name in _GUARDS if name in function.__code__.co_names and name in function.__globals__]
-    # A method that calls that of its base in C++ would be called back by it.
+    # A method that calls its base's C++ method would be called back by that method.
     if not guards or "super" in function.__code__.co_names:
         return None
     names = {**function.__globals__, **dict.fromkeys(guards, _return_false)}

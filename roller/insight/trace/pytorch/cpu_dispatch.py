@@ -104,7 +104,7 @@ def _cpu_rnn_layer_backward(func: Any, *args: Any, **kwargs: Any) -> Any:
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in args[:7])
 
 
-#: Operators whose results on meta tensors differ from those of a CPU -> their CPU results.
+#: Operators whose results on meta tensors differ from CPU results -> their CPU results.
 RULES: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: _cpu_batch_norm,
     torch.ops.aten.mkldnn_rnn_layer.default: _cpu_rnn_layer,

@@ -161,7 +161,7 @@ class DeviceMode(TorchFunctionMode):
             kind, _, number = device.partition(":")
             device = torch.device(kind, int(number)) if number.isdigit() else torch.device(kind)
         if isinstance(device, torch.device):
-            if device.type == "cuda" and device is not self.name:  # ``self.name`` is what traced tensors answer
+            if device.type == "cuda" and device is not self.name:  # traced tensors answer with ``self.name``
                 self._count_gpu(device.index or 0)
             return device.type == "cuda" or (device.type == "cpu" and self.host)
         is_number = isinstance(device, int) and not isinstance(device, bool) and not self.host

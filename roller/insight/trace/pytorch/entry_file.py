@@ -106,7 +106,7 @@ def _trace_entry(
                 session.name_storages(model, inputs)
             with translate_errors("iteration_provider failed", session.origins), session.registrations.watching():
                 step = module.iteration_provider(model)
-                session.name_storages(model)  # with what was added to it
+                session.name_storages(model)  # with later additions
             session.registered = {**session.registered, **session.registrations.lines(model)}
 
             def run_step() -> None:

@@ -50,7 +50,7 @@ class MetaResultCache:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
-        # Another active mode has to see what the operator calls.
+        # Another active mode has to see the operator's calls.
         if kind is _Kind.UNFIT or torch._C._len_torch_dispatch_stack():
             return func(*args, **kwargs)
         tensors: list[torch.Tensor] = []

@@ -62,11 +62,11 @@ class OriginTracker:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         #: Called with an optimizer that is about to update its parameters.
         self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
-        #: Called with a module that no other module calls, before its forward; not where checkpointing repeats one.
+        #: Called with a module that no other module calls, before its forward; not when checkpointing repeats one.
         self.before_root_call: Callable[[torch.nn.Module, Any], None] = lambda module, inputs: None
         self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
         self.stepped: set[int] = set()
-        #: What a listener has raised, or that the caller has cancelled: the user's code may catch it and go on.
+        #: A listener's exception or the caller's cancellation, which the user's code may catch before going on.
         self.stopped: BaseException | None = None
         self._stack: list[str] = []
         #: How many of the project's frames were there when each of these modules was called.
@@ -251,5 +251,5 @@ def _option(function: Any, name: str, args: Any, kwargs: Any) -> bool:
     """Return whether a function call turns an option on."""
     try:
         return bool(inspect.signature(function).bind(*args, **kwargs).arguments.get(name))
-    except TypeError:  # the function itself says what is wrong
+    except TypeError:  # the function itself reports the error
         return False

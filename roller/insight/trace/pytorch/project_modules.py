@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-#: The program itself, and this package, which another checkout may hold, too.
+#: The program itself, and this package, which another checkout may also contain.
 _STAYS = ("__main__", __name__.partition(".")[0])
 
 

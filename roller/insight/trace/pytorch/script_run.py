@@ -89,7 +89,7 @@ class ScriptTracer:
                 f"providers of an entry file: roller init."
             )
         self._script, self._options, self._finish = script, options, finish
-        #: Called where the script gives a sign that it prepares to train: a parameter is made, a batch is fetched.
+        #: Called when the script shows a sign of preparing to train: a parameter is made, a batch is fetched.
         self.sign: Callable[[], None] = lambda: None
         #: Returns the last line that the script wrote to standard error.
         self.last_words: Callable[[], str] = str
@@ -205,7 +205,7 @@ class ScriptTracer:
             return move(module, *(torch.device("cuda", x) if type(x) is int else x for x in args), **kwargs)
 
         def load_on_host(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # A file's values stay real on the host, as those of data do.
+            # A file's values stay real on the host, as the values of data do.
             with without_modes(), without_torch_function():
                 return load(file, "cpu", *args, **kwargs)
 

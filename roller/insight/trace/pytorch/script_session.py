@@ -29,9 +29,9 @@ ON_HOST = (
     "device."
 )
 
-#: Batches among which that of a step is.
+#: Number of latest batches that include the step's batch.
 _LATEST = 64
-#: Calls of networks without an update of any optimizer after which they are no sign of training.
+#: Number of network calls without an optimizer update after which they are not a sign of training.
 _IDLE_CALLS = 256
 
 

@@ -38,7 +38,7 @@ _FOREIGN = tuple(
         str(Path(__file__).parents[2] / "capture"),
     }
 )
-#: A walk ends at a frame of one of these: they run what is the user's. Held, so that no identity is used twice.
+#: A walk ends at a frame of one of these: they run the user's code. Kept alive, so that no identity is used twice.
 _DRIVERS: dict[int, CodeType] = {}
 
 

@@ -50,7 +50,7 @@ def tf32_restored() -> Iterator[None]:
             for name, value in _older_switches().items():
                 if older[name] is not None and older[name] != value:
                     _set_older_switch(name, older[name])
-            # What did not change is not written: convolutions follow shared precisions until they are set.
+            # Unchanged precisions are not written: convolutions follow shared precisions until they are set.
             now = _single_precisions()
             _set_precisions({path: value for path, value in single.items() if now[path] != value})
             _set_precisions(shared)
@@ -62,7 +62,7 @@ def _writable_flags() -> AbstractContextManager[None]:
     return writable
 
 
-#: Sections of ``torch.backends`` whose precision kinds of operators share, outermost first, and those of one kind.
+#: Sections of ``torch.backends`` whose precision kinds of operators share, outermost first, and sections of one kind.
 _SHARED = ("", "cudnn", "mkldnn")
 _SINGLE = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 

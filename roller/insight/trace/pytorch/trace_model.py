@@ -225,7 +225,7 @@ class Session:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Return a context that records operators."""
-        # Older objects are frozen, so that collections between steps only traverse those of the steps.
+        # Older objects are frozen, so that collections between steps only traverse the steps' objects.
         collected, ours = gc.isenabled(), not gc.get_freeze_count()
         gc.disable()
         if ours:
