@@ -64,7 +64,7 @@ def info_command(as_json: JsonOption = False) -> None:
 
 @cache_app.command("list")
 def list_command(device: DeviceFilter = None, as_json: JsonOption = False) -> None:
-    """Print every kernel: operator, device, when it was stored, how it was chosen, size; the last used first."""
+    """Print every kernel, last used first: operator, device, when it was stored, how it was chosen, and its size."""
     cache = KernelCache()
     found = [h for h in holdings(cache) if device is None or device.lower() == h.device.lower()]
     if as_json:

@@ -259,7 +259,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
         status += "" if x.program.emitted else ", not emitted"
         if x.program.relaxed:
             status += f", relaxed {','.join(x.program.relaxed)}"
-        if x.reason and x.status != "doubtful":  # the reason of doubt is printed once, below the table
+        if x.reason and x.status != "doubtful":  # the reason for doubt is printed once, below the table
             status += f": {first_line(x.reason)}"
         if x.proved:
             status += f", {first_line(x.proved)}"

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from roller.insight.step_profile.node import Node
     from roller.insight.step_profile.step_profile import StepProfile
 
-#: Least share of the step's time or memory for which a node is printed, and for which its children are.
+#: Smallest share of the step's time or memory for which a node is printed, and for which its children are.
 _PRINTED, _EXPANDED = 0.005, 0.04
 #: Fewer bytes are printed as zero.
 _PRINTED_BYTES = MIB / 2
 #: Shorter steps are printed in microseconds.
 _SHORT_S = 0.01
-#: Least share of a pipe's peak that is printed.
+#: Smallest share of a pipe's peak that is printed.
 _NOTABLE = 0.01
 #: Largest relative time difference of modules that are printed as one row.
 _ALIKE = 0.02

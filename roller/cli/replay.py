@@ -15,7 +15,7 @@ from roller.cli.common import JsonOption, console, print_json
 if TYPE_CHECKING:
     from roller.insight.step.replay import Replay
 
-#: Least share of unexplained waiting for which its places are printed.
+#: Smallest share of unexplained waiting for which its places are printed.
 _WORTH_SAYING = 0.001
 #: File suffixes, which the table omits to fit a terminal.
 _SUFFIX = re.compile(r"(\.pt\.trace)?\.json(\.gz)?")

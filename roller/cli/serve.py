@@ -125,7 +125,7 @@ def serve_command(
         screen.say("Ctrl-C ends it. Whoever has this address can read and write the project's Python files.")
         if not is_local(host):
             screen.say(f"Other machines reach {host}, and the address goes over the network unencrypted.")
-        if opens:  # in a thread: a browser in the terminal returns only when it is left
+        if opens:  # in a thread, since a terminal browser returns only when the user quits it
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     serve(

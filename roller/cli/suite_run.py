@@ -148,7 +148,7 @@ def compare_command(
         "failed": failures,
     }
     runs = []
-    for n in (0, 1):  # of each process its own environment: another interpreter has other packages
+    for n in (0, 1):  # each process has its own environment, since another interpreter has other packages
         own: dict[str, Any] = {"environment": parts[0][n]} if parts else {}
         runs.append(SuiteRun(head_of(__version__, **more, **own), [both[n] for both in rows]))
     for path, run in zip((out, out_with), runs, strict=True):

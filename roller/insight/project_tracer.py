@@ -25,9 +25,9 @@ from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
-#: Between two looks at whether the caller has cancelled.
+#: Seconds between two checks of whether the caller has cancelled.
 _POLL_S = 0.1
-#: A process that was killed is gone within.
+#: Seconds within which a killed process ends.
 _LEAVE_S = 10.0
 
 

@@ -112,7 +112,7 @@ def _with_fixed_kernels(
     def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
         try:
             return (seconds(_Fixed(spec.sustained, policy, programs, device.sustained)),)
-        except RollerError:  # a program that the changed device has no room for
+        except RollerError:  # a program that does not fit the changed device
             return (math.inf,)
 
     found = of_price(device, (name,), total_seconds, anew=False, fields=_varied_fields(device))

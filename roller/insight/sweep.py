@@ -22,7 +22,7 @@ from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
-#: The word for the largest batch that fits.
+#: Word for the largest batch that fits.
 LARGEST = "max"
 __getattr__ = getattr_for_moved_names(__name__, ("roller.insight.rate_card",))
 _PICTURES = (".png", ".svg", ".pdf")

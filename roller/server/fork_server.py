@@ -150,7 +150,7 @@ class ForkServer:
                 os.kill(pid, signal.SIGKILL)
 
     def _tell(self, answer: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the next read finds that the server is gone
+        with contextlib.suppress(OSError):  # the next read finds that the server has exited
             self._server.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -199,6 +199,6 @@ def main(descriptor: int) -> NoReturn:
     _prctl(_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()  # keeps the collectors of the children from writing to shared pages
-    with contextlib.suppress(OSError):  # the server is gone; the first read notices
+    with contextlib.suppress(OSError):  # the server has exited; the first read notices
         server.sendall(b'{"ready": true}\n')
     ForkServer(server).run()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-#: Stages that a request may ask for, in the order of the answers.
+#: Stages that a request may ask for, in answer order.
 STAGES = ("profile", "difference", "devices", "curve", "fit", "hints", "whatif")
 
 

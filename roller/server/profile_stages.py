@@ -24,7 +24,7 @@ from roller.server.fitting import fit_data
 from roller.server.hint_options import options_of_change
 from roller.server.profile_request import ProfileRequest, StepOptions
 
-#: Most lines of a difference that are sent; the rest is only counted.
+#: Maximum number of lines of a difference that are sent; the rest are only counted.
 _MOST_LINES = 200
 
 

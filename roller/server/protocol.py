@@ -14,7 +14,7 @@ VERSION = 1
 #: Largest message from a client, in bytes.
 LARGEST_MESSAGE = 8 << 20
 _AMPS = ("fp32", "fp16", "bf16")
-#: Most devices in a request, and most devices that share a batch.
+#: Maximum number of devices in a request, and of devices that share a batch.
 _MOST_DEVICES, _MOST_ALIKE = 32, 4096
 _MOST_BATCH = 10**9
 _MOST_CHANGES = 32

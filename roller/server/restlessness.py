@@ -10,7 +10,8 @@ from roller.errors import RollerError
 
 #: A change within this many seconds after a profile may be made by the profile itself.
 _SOON_S = 0.5
-#: Interrupted profiles in a row before the next one waits; seconds without a change to wait for; most in a row.
+#: Number of interrupted profiles in a row before the next one waits; seconds without a change to wait for; maximum in a
+#: row.
 _BEFORE_WAITING, _REST_S, _MOST = 10, 1.0, 15
 
 
@@ -36,7 +37,7 @@ class Restlessness:
         return self._count >= _BEFORE_WAITING
 
     async def rest(self, name: str, stop: Callable[[], None]) -> None:
-        """Wait for the rest period without file changes; the caller cancels the wait on a change."""
+        """Wait until no file has changed for the rest period; the caller cancels the wait on a change."""
         if self._count >= _MOST:
             self._count = 0
             raise RollerError(

@@ -30,7 +30,7 @@ from roller.server.time_limit import within
 if TYPE_CHECKING:
     from roller.insight.rate_card import RateCard
 
-#: Most clients, and most messages queued for a slow client before it is disconnected.
+#: Maximum number of clients, and of messages queued for a slow client before it is disconnected.
 MOST_CLIENTS, _MOST_WAITING = 16, 256
 #: Close codes of the socket, in the range for applications.
 REFUSED, TOO_MANY, OTHER_VERSION, TOO_SLOW = 4403, 4429, 4400, 4408
@@ -93,7 +93,7 @@ class PageServer:
             return PlainTextResponse(f"expected the address that roller serve printed: {self.hosts[0]}", 421)
         body, kind = self._files[request.url.path]
         nonce = secrets.token_urlsafe(16)  # for styles that the editor component adds
-        # A content security policy has no IPv6 addresses; 'self' covers the socket there.
+        # A content security policy cannot contain IPv6 addresses; 'self' covers the socket there.
         sockets = " ".join(f"ws://{host}" for host in self.hosts if not host.startswith("["))
         return Response(
             body.replace(_NONCE, nonce.encode()), media_type=kind,

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 #: Number of batches into which values are grouped, since batch means correlate far less than neighbouring values.
 _BATCHES = 10
-#: Fewest rounds for the ratio of two alternately measured times.
+#: Minimum number of rounds for the ratio of two alternately measured times.
 LEAST_ROUNDS = 10
 #: Prior standard deviation of the logarithm of the ratio of two processes with the same code. On one machine with two
 #: processors the ratios of 16 models scattered by 0.9 % (``benchmarks/results/pairs.md``); the prior weighs as much as
@@ -81,7 +81,7 @@ def batch_means(values: Sequence[float]) -> tuple[float, ...]:
     size = len(values) // _BATCHES
     if size < 2:
         return tuple(values)
-    kept = values[len(values) - size * _BATCHES :]  # drops the first values, which fill no batch
+    kept = values[len(values) - size * _BATCHES :]  # drops the first values, which do not fill a batch
     return tuple(statistics.fmean(kept[n : n + size]) for n in range(0, len(kept), size))
 
 
@@ -145,7 +145,7 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
 
 def _centre(values: Sequence[float]) -> tuple[float, float]:
     """Return the 10 % trimmed mean and its squared standard error (Yuen's method, from winsorised values)."""
-    # blocks disturbed by unnoticed other work are outliers; correlated neighbours count as fewer values
+    # blocks disturbed by other work that went unnoticed are outliers; correlated neighbours count as fewer values
     ordered = sorted(values)
     cut = len(ordered) // 10
     low, high = ordered[cut], ordered[len(ordered) - 1 - cut]
@@ -154,5 +154,5 @@ def _centre(values: Sequence[float]) -> tuple[float, float]:
     centre = statistics.fmean(clipped)
     total = sum((value - centre) ** 2 for value in clipped)
     alike = sum((a - centre) * (b - centre) for a, b in itertools.pairwise(clipped)) / total if total else 0.0
-    alike = min(max(alike + 1 / len(values), 0.0), 0.9)  # corrects the bias of few values
+    alike = min(max(alike + 1 / len(values), 0.0), 0.9)  # corrects the bias of a small sample
     return statistics.fmean(ordered[cut : len(ordered) - cut]), square * (1 + alike) / (1 - alike)

@@ -15,7 +15,7 @@ PUBLISHED_KINDS: Mapping[str, str] = {
     "workspace": "workspace", "optimizer_state": "dynamic", "buffer": "buffers", "input": "inputs",
 }  # fmt: skip
 #: All rows in print order: ``rounding`` is the excess of blocks over requests, ``cached`` is unused memory of the
-#: allocator, ``context`` is outside of it, and ``pages`` is rounding by the driver.
+#: allocator, ``context`` is outside the allocator, and ``pages`` is rounding by the driver.
 ROWS = (
     "weights", "gradients", "feature maps", "workspace", "dynamic", "buffers", "inputs", "other", "rounding", "cached",
     "context", "pages",

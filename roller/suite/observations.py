@@ -17,7 +17,7 @@ from roller.suite.studies import CLUSTERS, FAST, PCIE, SATURATED, SLOW, ClusterR
 LEVEL = 0.01
 #: Gain of the last doubling at or above which a model is not saturated.
 UNSATURATED = 0.15
-#: Active share below which it is low (published: two to three times less than the others), and above which it is high.
+#: Active shares below and above which a share is low (published: two to three times less than the others) or high.
 LOW, HIGH = 0.5, 0.95
 #: Share of the active time at which a kernel is long, and ratio to the average at which it is far below it.
 LONG, FAR_BELOW = 0.01, 0.5
@@ -94,11 +94,11 @@ class Verdict:
 class _Observation(NamedTuple):
     claim: str
     cases: Callable[[Studies], Iterator[Case]]
-    #: Possible reason for a failure from the workings of frameworks, independent of the figures.
+    #: Possible reason for a failure, based on how frameworks work, independent of the figures.
     possible_cause: str
     #: Reason given if there are no cases.
     missing: str = "No model of the first edition among those asked for shows it."
-    #: Application of which a single model may disagree.
+    #: Application for which a single model may disagree.
     exception: str = ""
 
 

@@ -30,7 +30,7 @@ from roller.suite.turns import Block, TurnCoordinator
 WARM_UP, TARGET_HALF_WIDTH = 4, 0.005
 #: Polling interval for processes to exit, in seconds.
 _POLL_S = 0.05
-#: Seconds of a block, and of the pause before it in which spinning threads come to rest.
+#: Seconds of a block, and of the preceding pause, in which spinning threads come to rest.
 BLOCK_S, PAUSE_S = 0.2, 0.02
 
 

@@ -202,7 +202,7 @@ def batch_sweep(
     while most is None or batch <= most:
         try:
             forecast = step.forecast(spec, batch=batch)
-        except ModelError:  # too small to train, as one image for a batch norm after global pooling
+        except ModelError:  # too small to train, such as one image for a batch norm after global pooling
             if batch >= model.batches[0]:
                 raise
             batch *= 2

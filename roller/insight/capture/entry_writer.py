@@ -14,7 +14,7 @@ from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.project_folder import module_of
 from roller.insight.traced_step import TracedStep
 
-#: Dtype of an input -> how a tensor of it is made of a shape. Indices are 0 and 1, which every table has.
+#: Dtype of an input -> expression that makes a tensor from a shape. Indices are 0 and 1, which every table has.
 _MAKERS = {
     **dict.fromkeys(("float32", "float64", "float16", "bfloat16"), "torch.randn({shape}, dtype=torch.{dtype})"),
     **dict.fromkeys(("int64", "int32"), "torch.randint(2, {shape}, dtype=torch.{dtype})"),

@@ -15,14 +15,14 @@ from pathlib import Path
 
 #: Numbers of Landlock's system calls, the same on every architecture.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-#: A flag that asks for the version, a rule about what is below a path, and the first version that knows truncation.
+#: A flag that requests the version, a rule for everything below a path, and the first version that supports truncation.
 _ASK_VERSION, _PATH_BENEATH, _LEAST_VERSION = 1, 1, 3
 #: Rights by their bits: to write a file, to make and remove files of each kind, to link, to truncate.
 _WRITE_FILE, _MAKE_AND_REMOVE, _REFER, _TRUNCATE = 1 << 1, 0b1_1111_1111_0000, 1 << 13, 1 << 14
 _ALL = _WRITE_FILE | _MAKE_AND_REMOVE | _REFER | _TRUNCATE
-#: ``prctl``: no new privileges, which Landlock asks for.
+#: ``prctl``: no new privileges, which Landlock requires.
 _NO_NEW_PRIVILEGES = 38
-#: ``unshare``: a namespace of the network, and one of users, which lets anybody make the first.
+#: ``unshare``: a network namespace, and a user namespace, which lets anyone create the former.
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
 #: Paths that may be written outside the folder, and how: locks of multiprocessing are in ``/dev/shm``.
 _OTHERS = (("/dev/shm", _ALL), ("/dev/null", _WRITE_FILE | _TRUNCATE))

@@ -17,13 +17,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-#: Events of Python's audit that change files, with the numbers of their paths; ``open`` is apart.
+#: Python audit events that change files, with the positions of their paths; ``open`` is handled separately.
 _CHANGES = {
     "os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.link": (1,), "os.symlink": (1,), "os.truncate": (0,),
     "os.mkdir": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,),
     "shutil.move": (0, 1),
 }  # fmt: skip
-#: Beginnings of events that reach other machines or processes, or start programs.
+#: Prefixes of events that reach other machines or processes, or start programs.
 _OUTSIDE = (
     "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "subprocess.Popen",
     "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
@@ -37,7 +37,7 @@ _OWN_CHANGES = ("chmod", "utime", "truncate", "remove", "unlink", "rmdir", "rena
 _DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
 
 
-#: Exit status of a shell that finds no such command, as ``os.system`` returns it.
+#: Exit status of a shell that does not find a command, as returned by ``os.system``.
 _NOT_FOUND = 127 << 8
 
 
@@ -78,7 +78,7 @@ class Guard:
         os.mkdir = mkdir_redirected
         for name in (*_QUESTIONS, *_OWN_CHANGES):
             setattr(os, name, self._asked_where_it_is(getattr(os, name)))
-        # A process that is started afresh raises no event of the audit.
+        # A newly started process does not raise audit events.
         multiprocessing.process.BaseProcess.start = self._start_process  # type: ignore[method-assign, assignment]
         sys.addaudithook(self._audit)
 

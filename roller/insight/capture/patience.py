@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-#: Seconds without a sign that a script prepares to train, after which it is stopped.
+#: Seconds without a sign that a script is preparing to train, after which it is stopped.
 PATIENCE_S = 5.0
 #: Seconds between checks.
 _POLL_S = 0.1

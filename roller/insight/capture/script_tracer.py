@@ -23,7 +23,7 @@ from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
-#: Of the process: loggers and hubs stay silent, and no code is cached.
+#: Environment of the process: loggers and hubs stay silent, and no code is cached.
 _SILENT = {
     "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1", "MPLBACKEND": "Agg", "TOKENIZERS_PARALLELISM": "false",

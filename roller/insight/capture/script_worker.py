@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 #: Environment variable with the folder that this process may write into.
 FOLDER = "ROLLER_SCRIPT_FOLDER"
-#: Blocked operations of a script that a note names.
+#: Number of blocked operations of a script that a note names.
 _MOST_NAMED = 4
-#: Bytes at the end of standard error in which the last line is looked for.
+#: Number of bytes at the end of standard error that are searched for the last line.
 _LAST_BYTES = 2000
 
 

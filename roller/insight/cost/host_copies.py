@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from roller.insight.cost.gpu.operator_view import itemsize, total_bytes
 from roller.insight.trace.trace import Operator
 
-#: Bandwidth of the link. Assumed: the rate that PCIe 4.0 x16 reaches in practice, of 31.5e9 in theory.
+#: Bandwidth of the link. Assumed: the rate that PCIe 4.0 x16 reaches in practice; the theoretical rate is 31.5e9.
 HOST_LINK_BYTES_PER_S = 25e9
 _COPIES = frozenset(("aten._to_copy.default", "aten.copy_.default"))
 

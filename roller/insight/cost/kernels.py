@@ -20,7 +20,7 @@ from roller.perf.estimate import Estimate
 
 #: Relative error of a time if the specification gives none.
 _UNKNOWN_ERROR = 0.5
-#: Fewest expressions for which a process pays off (some 30 ms each), and chunks of work per processor.
+#: Minimum number of expressions for which a process pays off (some 30 ms each), and chunks of work per processor.
 _WORTH_A_PROCESS, _CHUNKS = 4, 3
 #: Policy of a library's kernels on any units, replayed from a graph, so that a call's cost is host time.
 ANY_UNITS = "library-graph"

@@ -60,7 +60,7 @@ class Fused:
     #: Share of the products' points that is computed: a half under a causal mask.
     share: float = 1.0
     launches: int = 1
-    #: The remaining fields are as in :class:`Kernel`.
+    #: For the remaining fields, see :class:`Kernel`.
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()

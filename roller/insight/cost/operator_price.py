@@ -19,7 +19,7 @@ from roller.insight.trace.progress import report
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 from roller.insight.trace.trace import Operator
 
-#: Whose kernels run: the framework's libraries', or Roller's.
+#: Policy that chooses the kernels: the framework's libraries or Roller.
 Policy = Literal["library", "roller"]
 POLICIES: tuple[Policy, ...] = ("library", "roller")
 
@@ -46,7 +46,7 @@ class Price:
 
     #: Predicted time of its kernels, launches included, on a device that never waits for the host.
     seconds: float
-    #: One expected error below and above ``seconds``.
+    #: ``seconds`` less and plus the expected error.
     lower: float
     upper: float
     #: Resource that bounds its longest kernel: ``"compute"``, ``"dram"``, ``"l2"``, ``"latency"``, ...; ``"none"``
@@ -77,7 +77,7 @@ class Pricer:
         self, spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None,
         tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST,
     ) -> None:  # fmt: skip
-        # Without ``kernels`` the disk cache is not used; ``tf32`` and ``release`` are as in :class:`LibrarySettings`.
+        # Without ``kernels`` the disk cache is not used; for ``tf32`` and ``release``, see :class:`LibrarySettings`.
         check_policy(policy)
         self.spec = spec
         self.kernels = kernels or Kernels(spec, policy)

@@ -19,8 +19,8 @@ from roller.insight.trace.trace import Operator, Trace
 #: measured time.
 HOST_OP_S = 6e-6
 
-#: Whose kernels run a step: those of PyTorch and its libraries (generated ones where the step compiles itself),
-#: Roller's, or PyTorch's with forward and backward compiled as a whole.
+#: Policies that choose a step's kernels: PyTorch and its libraries (generated kernels where the step itself compiles),
+#: Roller, or PyTorch with forward and backward compiled as a whole.
 STEP_POLICIES = (*POLICIES, "compiled")
 
 

@@ -139,7 +139,7 @@ def fit_uncertainty_note(
     trace: Trace, device: str | DeviceSpec, memory: Memory, settings: AllocatorSettings | None = None
 ) -> str:
     """Return a note if an uncertain number of the device decides whether a step fits; otherwise ``""``."""
-    # Uncertain are the size of the context, and which of several sizes a driver reports.
+    # The size of the context is uncertain, and so is which of several sizes a driver reports.
     spec = target_of(device)[0]
     known = capacity.capacity_of(spec)
     least, most = memory.context_least_bytes, memory.context_most_bytes

@@ -22,7 +22,7 @@ from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import Block, Pool
 from roller.insight.memory.settings import MIN_BLOCK_BYTES, ROUND_LARGE_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
 
-#: Most bytes of a decompressed trace: a damaged or hostile file must not fill the memory.
+#: Maximum size of a decompressed trace in bytes: a damaged or hostile file must not fill the memory.
 _MOST_BYTES = 1 << 31
 
 #: ``Device Type`` of CUDA in Kineto's memory events.

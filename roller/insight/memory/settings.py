@@ -14,7 +14,7 @@ MIN_BLOCK_BYTES = 512
 SMALL_BYTES = MIB
 #: Bytes of a segment of the small pool (``kSmallBuffer``).
 SMALL_SEGMENT_BYTES = 2 * MIB
-#: Requests from this size on get a segment of their own (``kMinLargeAlloc``), in multiples of ``ROUND_LARGE_BYTES``.
+#: Requests from this size on get their own segment (``kMinLargeAlloc``), in multiples of ``ROUND_LARGE_BYTES``.
 MIN_LARGE_BYTES = 10 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
 #: First power of two with divisions of its own, 1 MiB, and number of such powers, up to 64 GiB.

@@ -1,7 +1,7 @@
 """Memory snapshots in PyTorch's format: written from the simulator, and read from real runs."""
 
 # The format is that of ``torch.cuda.memory._snapshot``, pickled, which https://pytorch.org/memory_viz and
-# ``torch.cuda._memory_viz`` draw. Reading a snapshot runs no code in it.
+# ``torch.cuda._memory_viz`` draw. Reading a snapshot does not run any code in it.
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from roller.insight.step.graph import Dependency, DependencyKind
 from roller.insight.step.sync_events import SyncEvents
 from roller.insight.step.task_drafts import TaskDraft
 
-#: Calls that wait for the device, so that their duration is not their own cost.
+#: Calls that wait for the device, so their duration is not their own cost.
 WAITING = ("Synchronize", "Memcpy", "Free")
 #: Rounding to whole microseconds in older profiles, and differences between the clocks of calls and devices.
 ROUNDING_US = 0.5
@@ -30,7 +30,7 @@ _QUEUED_US, _MOST_GAP_US = 30.0, 20.0
 MOST_LATENCY_US = 100.0
 #: A launch is late if its kernel starts later than this many latencies.
 _LATE = 3.0
-#: Share of a queue's places that kernels fill in a full queue, since some launches are not kernels.
+#: Share of a full queue's slots that hold kernels, since some launches are not kernels.
 _FULL = 0.88
 #: Share of a wait in which other streams must keep the device busy to explain it, and last share of a kernel's duration
 #: in which another kernel may start.

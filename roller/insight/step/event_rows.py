@@ -14,7 +14,7 @@ from roller.core.files import open_file
 from roller.errors import ArtifactError
 from roller.insight.step.gzip_reader import Inflated
 
-#: Most characters of one event: a damaged or hostile file must not fill the memory.
+#: Maximum number of characters in one event: a damaged or hostile file must not fill the memory.
 _MOST_EVENT = 1 << 26
 _CHUNK = 1 << 20
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -141,7 +141,7 @@ class Rows:
 
 #: Start of an event after a damaged one; only events of Kineto have a phase.
 _BEGIN = re.compile(r'\{\s*"')
-#: Most brackets after a damaged event that are tried as the end of the list.
+#: Maximum number of brackets after a damaged event that are tried as the end of the list.
 _MOST_BRACKETS = 256
 
 

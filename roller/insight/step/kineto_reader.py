@@ -56,7 +56,7 @@ class Event(NamedTuple):
     duration_us: float
     #: Process and thread, or device and stream.
     lane: str
-    #: Number that a call shares with the tasks it launched; ``None`` if it has none.
+    #: Number that a call shares with the tasks it launched; ``None`` if the event has none.
     correlation: int | None
     #: For a wait, its event; for an operator, its shapes, dtypes and the sequence number that it shares with its
     #: backward operator; for a device task, the bytes it moves; otherwise empty.

@@ -24,7 +24,7 @@ from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.step.steady_step import step_times_us
 from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, explained_part, is_replay_off, unexplained_waits
 
-#: Most unexplained waits, the longest ones, in the JSON data.
+#: Maximum number of unexplained waits in the JSON data, which contains the longest ones.
 _MOST_WAITS = 20
 
 
@@ -41,7 +41,7 @@ class Replay:
     #: Share of the profile's time in unexplained waits, which the replay leaves out.
     unexplained_share: float
     overlap: Overlap
-    #: Every lane, those with most of the critical path first.
+    #: All lanes, ordered by their share of the critical path.
     lanes: tuple[LanePart, ...]
 
     @property

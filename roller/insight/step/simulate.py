@@ -101,7 +101,7 @@ class _Run:
             lane = self.graph.tasks[number].lane
             if lane in self.held:
                 self.queued.setdefault(lane, []).append(number)
-            elif at < self.free.get(lane, at):  # the lane is still occupied; other tasks may be ready later, too
+            elif at < self.free.get(lane, at):  # the lane is still occupied; other tasks may also be ready later
                 self._push_ready(number)
             else:
                 self._start_task(number, at)

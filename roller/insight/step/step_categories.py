@@ -2,8 +2,8 @@
 
 # Every instant of a step belongs to the first active category of :data:`CATEGORIES`, or to the last one if none is
 # active. The order follows ``ProfileRole`` in ``torch_tb_profiler/profiler/event_parser.py`` of pytorch/kineto
-# (``tb_plugin``, removed since): Kernel, Memcpy, Memset, Communication, Runtime, DataLoader, CpuOp, Other.
-# Active are: tasks of devices (a kernel of a communication library is communication), calls of the runtime and of the
+# (``tb_plugin``, removed since): Kernel, Memcpy, Memset, Communication, Runtime, DataLoader, CpuOp, Other. Active
+# events are: tasks of devices (a kernel of a communication library is communication), calls of the runtime and of the
 # driver (the plugin left out the driver's), marks of batch loading, marks that libraries set around communication, and,
 # as operators, all other operators and marks. Frames of modules are not operators, as in the plugin.
 

@@ -48,7 +48,7 @@ class Wait:
 
 #: Largest share of a profile's device time before the end of a wait for earlier work.
 _DONE = 0.05
-#: Most characters of a kernel's name in a message.
+#: Maximum length of a kernel's name in a message, in characters.
 _LONGEST = 48
 
 

@@ -246,7 +246,7 @@ def _heaviest_line(profile: StepProfile, metric: str) -> str:
         return lines[-1]
     own: dict[str, float] = {}
     todo = [(profile.root, "")]
-    while todo:  # the heaviest node may be outside of all lines
+    while todo:  # the heaviest node may be outside all lines
         node, line = todo.pop()
         within = node.name if node.kind == "line" else line
         if within and not node.children:

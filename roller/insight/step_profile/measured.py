@@ -13,7 +13,7 @@ from roller.insight.step_profile.predicted import add_memory, path_of_operator
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.tree import Key, Tree
 
-#: Time of a step outside of its operators, and memory of the process outside of tensors.
+#: Time of a step outside its operators, and memory of the process outside tensors.
 UNTRACKED, NO_TENSOR = Key("overhead", "outside of operators"), Key("overhead", "memory of no tensor")
 
 

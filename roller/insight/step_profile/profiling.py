@@ -49,7 +49,7 @@ _SUFFIXES: Mapping[str, FileKind] = {
 SUFFIXES = tuple(_SUFFIXES)
 #: Hexadecimal digits of a digest.
 _DIGITS = 16
-#: Bytes at the start of a JSON file in which its format is looked up.
+#: Number of bytes at the start of a JSON file that are searched for its format.
 _HEAD = 256
 #: Number of computed batches in addition to the three of the line.
 _BESIDE_LINE = 12

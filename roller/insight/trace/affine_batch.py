@@ -98,7 +98,7 @@ class TracesByBatch:
         if self._affine is not None and batch > 1:  # an axis of 1 is broadcast, and copies of it are left out
             try:
                 return self._affine.at(batch)
-            except NotAffineError:  # as a size that would be negative there
+            except NotAffineError:  # such as a size that would be negative there
                 pass
         found = self._traced[batch] = self._trace_of(batch)
         return found

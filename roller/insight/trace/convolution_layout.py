@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from roller.insight.trace.tensor_bytes import itemsize
 from roller.insight.trace.trace import TensorRecord
 
-#: Bytes that the channels of a pixel are a multiple of where a matrix unit's kernels load vectors; images of at most
-#: four channels have kernels of their own, which take four (NVIDIA's convolution guide, "Channels In And Out").
+#: Number of bytes of which a pixel's channels must be a multiple if a matrix unit's kernels load vectors; images with
+#: at most four channels have special kernels, which take four (NVIDIA's convolution guide, "Channels In And Out").
 _VECTOR_BYTES, _FEW_CHANNELS = 16, 4
 
 

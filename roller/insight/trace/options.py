@@ -14,7 +14,7 @@ from roller.insight.trace.torch_release import TorchRelease
 PRECISIONS = {
     "fp32": None, "float32": None, "none": None, "fp16": "fp16", "float16": "fp16", "bf16": "bf16", "bfloat16": "bf16"
 }  # fmt: skip
-#: Stands for the compute capability of a CPU, which also runs PyTorch's own code.
+#: Placeholder for the compute capability of a CPU, which also runs PyTorch's own code.
 HOST = (0, 0)
 
 

@@ -15,9 +15,9 @@ from roller.insight.trace.project_folder import path_in_project
 
 #: Functions that an entry file defines.
 PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
-#: Beginnings of names in files for DeepView and Skyline, whose providers are the same.
+#: Prefixes of names in files for DeepView and Skyline, which have the same providers.
 _PREFIXES = ("", "deepview_", "skyline_")
-#: How each is called, and a definition that can be called so.
+#: How each function is called, and a matching definition.
 _CALLS: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any], str]] = {
     "model_provider": ((), {}, "def model_provider()"),
     "input_provider": ((), {"batch_size": 1}, "def input_provider(batch_size=16)"),

@@ -17,15 +17,15 @@ from roller.insight.trace.progress import report
 from roller.runtime.clock import QUIET_SHARE, Clock, ClockSample, system_clock
 from roller.runtime.windows import spell
 
-#: Consecutive steps of a block.
+#: Number of consecutive steps in a block.
 BLOCK_STEPS = 3
-#: Undisturbed blocks that a stable time needs, and blocks that are taken whatever they cost.
+#: Number of undisturbed blocks that a stable time needs, and of blocks that are taken at any cost.
 NEEDED, LEAST = 5, 3
 #: Width of the interval, relative to the median, at which a time is stable, and at which no more blocks are taken.
 STABLE, SETTLED = 0.10, 0.02
-#: Steps are warm when two in a row differ by no more than this; most steps of a warm-up.
+#: Largest difference between two consecutive warm steps, and maximum number of warm-up steps.
 _WARM, _MOST_WARM = 0.05, 10
-#: Most blocks, and the share of the budget that a warm-up may take.
+#: Maximum number of blocks, and the share of the budget that a warm-up may take.
 _MOST, _WARM_SHARE = 100, 0.25
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from roller.core.dtypes import DTYPE_BYTES
 from roller.insight.trace.trace import TensorRecord
 
-#: Bytes of dtypes that roller computes nothing in.
+#: Bytes per element of dtypes in which roller does not compute.
 _OTHER_BYTES = {"complex64": 8, "complex128": 16, "complex32": 4, "float8_e5m2fnuz": 1, "float8_e4m3fnuz": 1,
                 "uint16": 2, "uint32": 4, "uint64": 8}  # fmt: skip
 

@@ -122,5 +122,5 @@ class TorchRelease:
         return (self.major, self.minor) >= (2, 1)
 
 
-#: Today's.
+#: The current release.
 NEWEST = TorchRelease()

@@ -368,7 +368,7 @@ def _operator_row(operator: Operator, stacks: dict[Stack, int]) -> dict[str, Any
 
 def _read_operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
     given = dict(row)
-    if "source" in given:  # version 1 has the innermost line alone
+    if "source" in given:  # version 1 has only the innermost line
         source = given.pop("source")
         given["stack"] = () if source is None else (_read_frame(source[0], source[1], "", ""),)
     else:

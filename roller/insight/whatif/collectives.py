@@ -11,7 +11,7 @@ from roller.insight.step.graph import Lane, StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, group_into_buckets
 from roller.insight.whatif.select import parameter_bytes
 
-#: Most slices of a step's gradients; each slice is two transfers per step.
+#: Maximum number of slices of a step's gradients; each slice is two transfers per step.
 _MOST_SLICES = 100_000
 #: Lane of the collectives that a what-if adds.
 CHANNEL = Lane(0, "channel", "network")

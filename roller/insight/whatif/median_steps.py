@@ -8,7 +8,7 @@ from statistics import median
 
 from roller.insight.step.graph import Lane, StepGraph
 
-#: Fewest steps for which medians are taken.
+#: Minimum number of steps for which medians are taken.
 LEAST_STEPS = 3
 
 

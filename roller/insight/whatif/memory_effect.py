@@ -22,7 +22,7 @@ MemoryOf = Callable[[MemoryChange], Memory]
 class MemoryEffect(NamedTuple):
     """Change in the process's peak memory."""
 
-    delta_bytes: int | None  # memory after minus before the change; ``None`` if unknown
+    delta_bytes: int | None  # memory after the change minus memory before it; ``None`` if unknown
     reason: str = ""  # why ``delta_bytes`` is unknown; ``""`` if it is known
 
     @property

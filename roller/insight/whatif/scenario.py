@@ -132,7 +132,7 @@ def parse_what_if_option(text: str) -> WhatIf:
     return parse_what_if(name, {key.strip(): _parse_yaml_value(value) for key, _, value in pairs}, text)
 
 
-#: Comma outside of lists.
+#: Comma outside lists.
 _COMMA = re.compile(r",(?![^\[]*\])")
 
 

@@ -29,7 +29,7 @@ from roller.insight.whatif.whatifs import (
     ZeroTime,
 )
 
-#: Number of best changes tried in pairs, and most predictions of a search.
+#: Number of best changes tried in pairs, and maximum number of predictions in a search.
 PAIRED, MOST_ASKED = 4, 19
 
 

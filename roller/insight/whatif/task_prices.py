@@ -33,7 +33,7 @@ _PRODUCTS = re.compile(
 _SHORT = frozenset({"float16", "bfloat16"})
 #: Names of 16-bit kernels of cuBLAS, CUTLASS, PyTorch and hipBLASLt; in hipBLASLt B and H are types.
 _SHORT_NAMES = re.compile(r"bf16|bfloat16|fp16|f16|half|hgemm|h884|h1688|Cijk_\w*?_[BH][BHS][A-Z]*_", re.I)
-#: Fewest bytes of a task that calibrates the bandwidth; latency limits smaller ones.
+#: Minimum size in bytes of a task that calibrates the bandwidth; latency limits smaller tasks.
 _TWIN_BYTES = 1 << 20
 
 

@@ -17,7 +17,7 @@ from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.settings import devices_of, whole_number
 from roller.server.lsp.words import share_text, size_text, time_text
 
-#: Most children listed in a message.
+#: Maximum number of children listed in a message.
 _MOST_SAID = 8
 #: Longest path in an error message, in characters.
 _LONGEST_PATH = 80

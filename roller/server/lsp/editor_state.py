@@ -38,7 +38,7 @@ class EditorState:
         self.settings = Settings()
         self._wrong_settings = self._unknown_settings = ""
         self._processes: WorkerProcesses | None = None
-        #: By entry file, in the order of the last use.
+        #: By entry file, in order of last use.
         self.sessions: dict[Path, EditorSession] = {}
         self.pages: dict[Path, EditorPage] = {}
         #: Diagnostics last published, by entry file and file name.

@@ -20,7 +20,7 @@ from roller.server.web import PageServer
 #: Sources that may show the page in a frame: the editor on this machine, and its browser version.
 _FRAMES = "vscode-webview: vscode-file: https://*.vscode-cdn.net"
 _LOOPBACK = ("127.0.0.1", "localhost")
-#: Seconds between two checks whether the page is served.
+#: Seconds between two checks of whether the page is served.
 _LOOK_S = 0.01
 
 

@@ -18,7 +18,7 @@ _MOST_BATCH = 10**9
 _NAMES = ("entry", "device", "batch", "amp", "checkpoint", "live", "runScripts", "arguments", "patience")
 #: Settings that clients read themselves.
 _OF_CLIENTS = ("python", "trace")
-#: Most unknown settings in a message, and the longest name in characters.
+#: Maximum number of unknown settings in a message, and maximum length of a name in characters.
 _MOST_SAID, _LONGEST_NAME = 5, 40
 
 

@@ -14,7 +14,7 @@ from roller.server.lsp.figures import Part, ProfileFigures, sums_of
 from roller.server.lsp.positions import Encoding, PlacedLine, range_of_line, units_of
 from roller.server.lsp.words import device_text, interval_text, pipe_text, plain, share_text, size_text, time_text
 
-#: Most lenses of a line, and most instances in a hover.
+#: Maximum number of lenses per line, and of instances in a hover.
 _MOST_LENSES, _MOST_INSTANCES = 3, 5
 _STALE = " · stale"
 

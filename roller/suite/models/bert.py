@@ -1,6 +1,6 @@
 """BERT (Devlin et al., 2018, arXiv:1810.04805), base and large, with the head that locates SQuAD answers in a text."""
 
-# Sequences have 384 tokens, as in the publication's run_squad.py; none is padding, so attention has no mask.
+# Sequences have 384 tokens, as in the publication's run_squad.py; none of them is padding, so attention has no mask.
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Operators of detectors with fixed shapes; boxes are (left, top, right, bottom)."""
 
-# Where published code selects all boxes that pass a test, a fixed number is selected here, the best first; boxes that
+# Where published code selects all boxes that pass a test, a fixed number is selected here, best first; boxes that
 # fail the test have no effect.
 
 from __future__ import annotations

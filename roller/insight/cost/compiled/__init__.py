@@ -15,8 +15,8 @@ __all__ = ["Selection", "compiled_operators", "compiled_trace", "launches_with_o
 
 def trace_as_run(trace: Trace, policy: str = "library", *, on_gpu: bool = True) -> Trace:
     """Return a trace as it runs under a policy."""
-    # ``compiled`` compiles the whole step, ``library`` what the step itself compiles, ``roller`` nothing. The
-    # compiler's code for CPUs is not described.
+    # ``compiled`` compiles the whole step, ``library`` compiles the parts that the step itself compiles, and ``roller``
+    # compiles nothing. The compiler's code for CPUs is not described.
     own = selection_of(trace)
     if trace.options.get("is_compiled") or not on_gpu or not (policy == "compiled" or (policy == "library" and own)):
         return trace

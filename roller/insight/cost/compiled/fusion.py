@@ -11,11 +11,11 @@ from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value, is_
 from roller.insight.cost.gpu.operator_view import distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
-#: Most nodes of a kernel, rounds of fusion, and most readers of a buffer that are compared pairwise
+#: Maximum numbers of nodes in a kernel, of fusion rounds, and of readers of a buffer that are compared pairwise
 #: (``max_fusion_size``, ten rounds in ``Scheduler.fuse_nodes``, ``max_fusion_buffer_group_pairwise_attempts``; PyTorch
 #: 2.13).
 MOST_NODES, ROUNDS, MOST_COMPARED = 64, 10, 64
-#: Fewest bytes that a fusion has to save (``score_fusion_memory_threshold``).
+#: Minimum number of bytes that a fusion has to save (``score_fusion_memory_threshold``).
 LEAST_SAVED_BYTES = 10
 
 

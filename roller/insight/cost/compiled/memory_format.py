@@ -17,10 +17,10 @@ _CONVOLUTIONS = frozenset({"aten.convolution", "aten._convolution", "aten.cudnn_
 _GRADIENTS = frozenset({"aten.convolution_backward"})
 #: Operators per convolution of a graph from which on layouts do not change.
 MOST_OPERATORS = 300
-#: Ratios of the time in channels-last to that in NCHW, by which ``decide_layout_opt`` (``torch/_inductor/graph.py``,
-#: PyTorch 2.13) weighs the operations of inference.
+#: Ratios of the time in channels-last to the time in NCHW, by which ``decide_layout_opt``
+#: (``torch/_inductor/graph.py``, PyTorch 2.13) weighs the operations of inference.
 GROUPED, DEFAULT, NARROWING, SMALL = 1.358, 0.823, 0.725, 0.783
-#: Most channels of a small convolution.
+#: Maximum number of channels of a small convolution.
 SMALL_CHANNELS = 64
 
 

@@ -64,7 +64,7 @@ def _cut(
         if _is_kept(node, value, kept) or id(node) in far:
             network.connect("forward", (value, "in"), INFINITE)
             continue
-        for read in node.values():  # inputs of the step need no saving
+        for read in node.values():  # inputs of the step need not be saved
             if read in writer:
                 network.connect((read, "out"), (value, "in"), INFINITE)
                 if read not in seen:

@@ -25,7 +25,7 @@ class Selection:
     mode: str = "default"
     #: Mode of each module; empty if all have ``mode``.
     modes: tuple[str, ...] = ()
-    #: Whether the root's graph has operators from outside of the root's forward, such as a step's loss.
+    #: Whether the root's graph has operators from outside the root's forward, such as a step's loss.
     with_loss: bool = True
 
     def graph_of(self, operator: Operator) -> str | None:

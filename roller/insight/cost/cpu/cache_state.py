@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Most storages whose order is recorded.
+#: Maximum number of storages whose order is recorded.
 _MOST_STORAGES = 4096
 
 

@@ -52,7 +52,7 @@ _OWN_STATISTICS_CYCLES = 6.5
 def reduction(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
     """Return the mapping for a reduction with given cycles per element."""
     # Rows are read in memory order. Columns are read in strips of a few vectors, so every row of a strip is fetched
-    # from memory anew.
+    # from memory again.
 
     def map_operator(view: View) -> Work:
         x = view.inputs[0]

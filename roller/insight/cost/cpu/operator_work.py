@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
-#: Elements of a loop per thread of PyTorch, at least (``at::internal::GRAIN_SIZE``).
+#: Minimum number of loop elements per PyTorch thread (``at::internal::GRAIN_SIZE``).
 GRAIN_ELEMENTS = 32768
 
 

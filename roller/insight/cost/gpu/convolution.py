@@ -1,9 +1,9 @@
 """Convolutions of one to three dimensions and their gradients, in the variants that a library may run."""
 
-# A matrix unit's kernels take images with channels innermost. For planes of channels, or channels that are no whole
-# vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's deep
-# learning performance documentation, "Tensor Layouts In Memory"). Kernels on threads take tensors as they are, and may
-# use Winograd's algorithm for windows of three by three at stride one. The library runs the fastest.
+# A matrix unit's kernels take images with channels innermost. For planes of channels, or channels that do not form
+# whole vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's deep
+# learning performance documentation, "Tensor Layouts In Memory"). Kernels on threads take tensors unchanged, and may
+# use Winograd's algorithm for windows of three by three at stride one. The library runs the fastest kernel.
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _implicit_product(
     product: TensorExpr, read: Sequence[TensorRecord], written: TensorRecord, units: Units, ways: tuple[Way, ...] = ()
 ) -> Kernel | Fused:
     """Return the kernel for an implicit GEMM, which gathers one operand from windows of an image."""
-    # The product names an element once per window, but memory delivers each tensor once. Where every window is a point,
+    # The product names an element once per window, but memory delivers each tensor once. If every window is a point,
     # the product's operands are the tensors themselves.
     moved = total_bytes(read), total_bytes((written,))
     named = (sum(t.nbytes for t in product.inputs), sum(t.nbytes for t in product.output_tensors))
@@ -213,8 +213,8 @@ def _windows_in_all_ways(
     windows: _Windows, channels: int, filters: int, around: tuple[Stream, ...], planes: bool = False
 ) -> Kernel:
     """Return a convolution's kernel on unconverted tensors, with variants in other layouts and algorithms."""
-    # Layouts of groups cost the same, since a group's channels are no axis of the product on the units. With ``planes``
-    # the convolution is also a matrix product in planes of channels: filters by the planes of an image.
+    # Layouts of groups cost the same, since a group's channels are not an axis of the product on the units. With
+    # ``planes`` the convolution is also a matrix product in planes of channels: filters by the planes of an image.
     groups = windows.groups
     if groups == 1 and not around:
         return Kernel(windows.expression(channels, filters, True), kind="convolution")

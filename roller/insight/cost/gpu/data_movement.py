@@ -14,9 +14,9 @@ from roller.insight.trace.trace import TensorRecord
 _RADIX_BITS, _KERNELS_PER_PASS = 8, 2
 #: Key bits of a sort by the table rows of an embedding.
 _ROW_BITS = 32
-#: Most rows for which an embedding's gradient is added without a sort (PyTorch's ``Embedding.cu``).
+#: Maximum number of rows for which an embedding's gradient is added without a sort (PyTorch's ``Embedding.cu``).
 _MOST_UNSORTED = 3072
-#: Most tensors that one kernel of PyTorch concatenates (``CAT_ARRAY_BATCH_SIZE``).
+#: Maximum number of tensors that one PyTorch kernel concatenates (``CAT_ARRAY_BATCH_SIZE``).
 _JOINED_TOGETHER = 128
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.launches import Launch, Stream
 
-#: Elements of a block's chunk, most blocks of a kernel, and most tensors of a kernel by its number of lists (PyTorch's
-#: ``MultiTensorApply.cuh``).
+#: Elements in a block's chunk, and maximum numbers of blocks and of tensors in a kernel by its number of lists
+#: (PyTorch's ``MultiTensorApply.cuh``).
 CHUNK_ELEMENTS, BLOCKS_PER_KERNEL = 65536, 320
 TENSORS_PER_KERNEL = (110, 64, 48, 36, 30)
 
@@ -63,7 +63,7 @@ def block_wise_optimizer(view: View) -> tuple[Launch, ...]:
 
 def fused_optimizer(view: View) -> tuple[Launch, ...]:
     """Return the kernels for a fused optimizer, which reads all lists and writes all but the gradients."""
-    # If it unscales the gradients, it writes them, too.
+    # If the optimizer unscales the gradients, it also writes them.
     first = view.tensors("self") or view.inputs
     sizes = tuple(element_count(t) for t in first)
     counts, scale = view.tensors("state_steps"), view.tensor("grad_scale")

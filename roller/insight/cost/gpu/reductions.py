@@ -13,7 +13,7 @@ from roller.insight.cost.launches import Kernel, Launch, Stream
 
 def reduction(kind: str) -> Callable[[View], tuple[Launch, ...]]:
     """Return the mapping for a reduction of the named kind."""
-    # A reduction over contiguous rows is an expression. Other reductions read their input once, too: libraries give
+    # A reduction over contiguous rows is an expression. Other reductions also read their input once: libraries give
     # each thread its own columns, and split long columns, or the few rows of a large tensor, among blocks.
 
     def map_operator(view: View) -> tuple[Launch, ...]:

@@ -13,7 +13,7 @@ import torch
 from roller.insight.trace.pytorch import older_softmax
 
 _HALF = (torch.float16, torch.bfloat16)
-#: Most elements of a head in flash attention and in cuDNN's attention.
+#: Maximum number of elements per head in flash attention and in cuDNN's attention.
 _MOST_FLASH_HEAD = 256
 _MOST_CUDNN_HEAD = 128
 #: From this version of cuDNN on, PyTorch prefers its attention on devices of sm_90 and sm_100.
@@ -149,7 +149,7 @@ def _math_attention(
     scores = torch.matmul(q * factor, k.transpose(-2, -1) * factor)
     if mask is not None:
         scores = scores.add_(mask)
-        # Before 2.5 it is a plain softmax, rows that are masked as a whole included.
+        # Before 2.5, this is a plain softmax, even for fully masked rows.
         weights = torch.ops.aten._safe_softmax.default(scores, -1) if widens else _softmax(scores)
     else:
         weights = _softmax(scores)

@@ -21,7 +21,7 @@ from roller.errors import ModelError
 #: Elements for which an 8-bit state has one scale, from bitsandbytes 0.45 on; elements below which states are float32;
 #: elements from which on a paged optimizer's states are in memory that the driver pages.
 STATE_BLOCK, LEAST_8BIT, LEAST_PAGED = 256, 4096, 100_000
-#: Elements of a 4-bit weight for which there is one scale, and scales for which there is one of their own.
+#: Number of elements of a 4-bit weight per scale, and number of scales per scale of their own.
 WEIGHT_BLOCK, SCALE_BLOCK = 64, 256
 
 
@@ -52,7 +52,7 @@ def _nothing_computed(what: str) -> ModelError:
 #: Updates a parameter and its states in one kernel, by ``tables`` of the numbers that 8 bits stand for;
 #: ``paged_bytes`` of the states are in memory that the driver pages.
 update_block_wise = torch.library.custom_op("roller::update_block_wise", _update, mutates_args=("parameter", "states"))
-#: Returns a weight of 4 bits in a floating-point dtype.
+#: Returns a 4-bit weight in a floating-point dtype.
 dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _dequantize_4bit, mutates_args=())
 #: Returns 8-bit numbers in float32.
 dequantize_8bit = torch.library.custom_op("roller::dequantize_8bit", _dequantize_8bit, mutates_args=())

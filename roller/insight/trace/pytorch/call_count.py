@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from roller.insight.trace.pytorch.compat import is_in_place_name
 from roller.insight.trace.trace import Operator
 
-#: Least number of traced calls: the first sets up the state of optimizers.
+#: Minimum number of traced calls, since the first call sets up the state of optimizers.
 LEAST = 2
-#: Most traced calls until all optimizers have stepped twice.
+#: Maximum number of traced calls until all optimizers have stepped twice.
 MOST = 32
-#: Most traced calls until shapes repeat, if all optimizers have stepped.
+#: Maximum number of traced calls until shapes repeat, if all optimizers have stepped.
 MOST_UNLIKE = 16
 
 

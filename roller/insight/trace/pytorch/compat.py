@@ -46,7 +46,8 @@ def without_override_check(function: Any) -> Callable[..., Any] | None:
 
     The functions that it calls must reach the mode, but the function itself would recurse.
     """
-    # Functions that check through a module (those that set initial values) are not found, and need no mode inside.
+    # Functions that check through a module (those that set initial values) are not found, and do not need the mode
+    # inside.
     guards = [name for name in _GUARDS if name in function.__code__.co_names and name in function.__globals__]
     # A method that calls its base's C++ method would be called back by that method.
     if not guards or "super" in function.__code__.co_names:

@@ -14,7 +14,7 @@ from roller.insight.trace.pytorch import attention, older_softmax, recurrent
 from roller.insight.trace.pytorch.image_layouts import suggested_layout
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 
-#: Most samples of cuDNN's batch norm, as in ATen/native/Normalization.cpp.
+#: Maximum number of samples in cuDNN's batch norm, as in ATen/native/Normalization.cpp.
 _MOST_BATCH_TRAINING, _MOST_BATCH_INFERENCE = 880801, 65535
 
 

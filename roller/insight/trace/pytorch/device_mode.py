@@ -93,7 +93,7 @@ class DeviceMode(TorchFunctionMode):
     def _dispatch(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("tolist", "numpy", "cuda", "cpu"):
             return self._move_tensor(func, name, args, kwargs)
-        if name == "pin_memory":  # of a tensor of the host, which stays there
+        if name == "pin_memory":  # of a host tensor, which stays there
             return args[0] if args[0].is_meta else args[0].clone()
         if name == "is_pinned":
             return not args[0].is_meta
@@ -185,7 +185,7 @@ def _make_with_values(func: Any, args: Any, kwargs: Any) -> Any:
         with without_modes():
             try:
                 known_values.set_known_value(made, func(*args, **{**kwargs, "device": "cpu"}).detach())
-            except (TypeError, ValueError, RuntimeError):  # made of tensors of the device, or of a kind without numbers
+            except (TypeError, ValueError, RuntimeError):  # made of device tensors, or of a kind without numbers
                 known_values.discard_known_value(made)
     return made
 

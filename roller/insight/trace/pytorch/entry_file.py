@@ -124,7 +124,7 @@ def _trace_entry(
     )  # fmt: skip
 
 
-#: Variables that set the caching allocator; the first one is of PyTorch 2.9 and later.
+#: Variables that configure the caching allocator; the first one is used by PyTorch 2.9 and later.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 

@@ -22,7 +22,7 @@ from roller.insight.trace.pytorch.compat import (
     written_arguments,
 )
 
-#: Most elements of a tensor of the host that is computed; larger ones have no values.
+#: Maximum number of elements of a host tensor that is computed; larger tensors have no values.
 MOST_COMPUTED = 1 << 16
 _UNKNOWN = "_roller_unknown"
 

@@ -19,7 +19,7 @@ from roller.insight.trace.pytorch.compat import (
     written_arguments,
 )
 
-#: Most elements of a tensor whose values are tracked.
+#: Maximum number of elements of a tensor whose values are tracked.
 MOST_FOLLOWED = 1 << 18
 _KNOWN = "_roller_known"
 _ASSUMED = "_roller_assumed"

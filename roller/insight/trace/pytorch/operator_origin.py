@@ -69,7 +69,7 @@ class OriginTracker:
         #: A listener's exception or the caller's cancellation, which the user's code may catch before going on.
         self.stopped: BaseException | None = None
         self._stack: list[str] = []
-        #: How many of the project's frames were there when each of these modules was called.
+        #: Number of the project's frames on the stack when each of these modules was called.
         self._depths: list[int] = []
         #: Whether each of these modules is the root, or runs within its forward.
         self._within: list[bool] = []
@@ -178,7 +178,7 @@ class OriginTracker:
                 handle.remove()
 
     def _before_module(self, module: torch.nn.Module, inputs: Any) -> None:
-        if get_ident() != self._thread:  # no mode sees it; it may be of another program in this process
+        if get_ident() != self._thread:  # no mode sees it; it may belong to another program in this process
             if id(module) in self.names:
                 path = self.names[id(module)] or "it"
                 self.stopped = ModelError(

@@ -17,7 +17,7 @@ from torch.utils.data import dataloader
 from roller.insight.trace.pytorch.compat import without_modes, without_torch_function
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 
-#: Arguments of a loader without processes of its own.
+#: Arguments of a loader without worker processes.
 _ALONE = {
     "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None, "timeout": 0,
     "multiprocessing_context": None,
@@ -37,7 +37,8 @@ class Fetches:
 
     def __init__(self, batch: int | None, before: Callable[[], None]) -> None:
         self.batch, self._before = batch, before
-        #: Of every loader, by the identity of its sampler, which is held: the samples of each batch it has given.
+        #: For every loader, by the identity of its sampler (which is kept alive), the samples of each batch it has
+        #: provided.
         self._sizes: dict[int, tuple[Any, list[int]]] = {}
         self._latest = 0
         self._drawn: int | None = None

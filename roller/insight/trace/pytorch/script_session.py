@@ -74,13 +74,13 @@ class ScriptSession(Session):
         self.origins.before_root_call = self._before_root_call
         self.networks: dict[str, torch.nn.Module] = {}
         self.moves_to_device = False
-        #: Whether the script has run as far as it has to.
+        #: Whether the script has run as far as necessary.
         self.is_complete = False
         self._idle_calls = 0
         self._parts: list[Part] = []
         self._first: int | None = None
         self._fetched = 0
-        #: Where the latest batch was fetched: operators, and batches fetched before it.
+        #: Position at which the latest batch was fetched: numbers of preceding operators and of batches fetched before.
         self._batch_begin: tuple[int, int] | None = None
         self._call_batch = 0
 

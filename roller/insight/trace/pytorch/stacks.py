@@ -26,7 +26,7 @@ from torch.nn.modules.module import (
 
 from roller.insight.trace.trace import Frame, Stack
 
-#: Nothing below these is the user's: PyTorch, the standard library, installed packages, and the tracer.
+#: Folders without user code: PyTorch, the standard library, installed packages, and the tracer.
 _FOREIGN = tuple(
     str(Path(path).resolve()) + os.sep
     for path in {
@@ -140,8 +140,8 @@ class Registrations:
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        # A module keeps its identity where its parameters move to a device. It is not kept alive: what the project
-        # drops, as the layer that nn.TransformerEncoder copies, leaves the memory of the trace as well.
+        # A module keeps its identity when its parameters move to a device. It is not kept alive: an object that the
+        # project drops, such as the layer that nn.TransformerEncoder copies, also leaves the trace's memory.
         self._lines: dict[int, tuple[weakref.ref[torch.nn.Module], dict[str, Stack]]] = {}
 
     @contextmanager

@@ -20,7 +20,7 @@ Call = tuple[str, tuple[tuple[int, ...], ...]]
 class RealOperators:
     """Runs operators on real tensors, in place of :class:`~roller.insight.trace.pytorch.data_dependent.Values`."""
 
-    #: Whether the host is another device than the one that runs the step.
+    #: Whether the host is a different device from the one that runs the step.
     hosted = False
 
     def __init__(self) -> None:

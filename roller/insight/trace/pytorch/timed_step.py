@@ -33,7 +33,7 @@ from roller.insight.trace.pytorch.trace_model import Session
 from roller.insight.trace.step_clock import StepTiming, median_interval, time_steps
 from roller.insight.trace.trace import Trace
 
-#: As :func:`~roller.insight.trace.step_clock.time_steps`.
+#: See :func:`~roller.insight.trace.step_clock.time_steps`.
 Timer = Callable[..., StepTiming]
 _PREDICT = "a prediction needs no such device: trace_entry(...).forecast('a100')"
 
@@ -114,7 +114,7 @@ def _measure_loaded(
         )
     with warnings.catch_warnings(record=True) as raised, _refused_cuda() as cuda:
         warnings.simplefilter("ignore")
-        warnings.simplefilter("default", UserWarning)  # such as that autocast for a GPU does nothing here
+        warnings.simplefilter("default", UserWarning)  # such as a warning that GPU autocast does nothing here
         module = load(cuda)
         session = MeasuredSession(Path(str(module.__file__)).parent)
         for sentence in getattr(module, "_roller_said", ()):

@@ -180,7 +180,7 @@ class Session:
         self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
         #: Handles of the hooks on parameters.
         self.hooks: list[Any] = []
-        #: Kinds of operators that the steps may compute in TF32; ``None`` before the first.
+        #: Kinds of operators that the steps may compute in TF32; ``None`` before the first step.
         self.tf32: list[str] | None = None
 
     def move_to_device(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:

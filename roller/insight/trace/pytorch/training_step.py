@@ -157,7 +157,7 @@ def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextMa
 
     def scaled_backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         nonlocal inside
-        if inside:  # a mode of PyTorch calls the method by its name once more
+        if inside:  # a PyTorch mode calls the method by its name once more
             backward(tensor, *args, **kwargs)
             return
         inside = True
