@@ -1,4 +1,4 @@
-"""Lets the operating system deny this process writes outside one folder and network access, where supported.
+"""Lets the operating system deny this process network access and writes outside one folder, if supported.
 
 Python hooks do not see writes from C++ or Rust (``torch.jit.save``, safetensors, SQLite); the operating system does.
 Landlock (Linux 6.2 or later) restricts files, and a separate namespace restricts the network. Both restrictions also

@@ -1,4 +1,4 @@
-"""Keeps a script's Python code from writing files, using the network and starting processes, and records attempts.
+"""Stops a script's Python code from writing files, using the network or starting processes, and records attempts.
 
 Files that the script opens for writing, and folders that it makes, are redirected to this process's folder, where the
 script finds them again. Any other attempt to write, connect or start a program raises ``PermissionError``.

@@ -1,4 +1,4 @@
-"""The difference between two profiles, by tree node and by line. All deltas are after minus before."""
+"""The difference between two profiles, by tree node and by line. Deltas are the value after minus the value before."""
 
 from __future__ import annotations
 
