@@ -19,7 +19,7 @@ _MAGIC_BYTES = len(np.lib.format.MAGIC_PREFIX) + 2
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the arrays of an ``.npz`` file; arrays that are not named in ``names`` are left empty."""
+    """Return the arrays in an ``.npz`` file; leave arrays that are not in ``names`` empty."""
     try:
         with open_file(path) as raw:
             if raw.read(_MAGIC_BYTES)[:-2] == np.lib.format.MAGIC_PREFIX:

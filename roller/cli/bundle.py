@@ -1,4 +1,4 @@
-"""``roller bundle``: build kernels for another machine here, and import its measurements."""
+"""``roller bundle``: build kernels here for another machine, and import its measurements."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def create_command(
 
 @dataclass(frozen=True)
 class Created:
-    """Bundle that was written: its manifest, the build result of each operator, and the number of binaries left out."""
+    """The bundle that was written: its manifest, each operator's build result, and the number of binaries left out."""
 
     manifest: Mapping[str, Any]
     built: Mapping[str, BuildResult[Any]]
@@ -160,7 +160,7 @@ def build_operators(
 
 @bundle_app.command("import")
 def import_command(results: ResultsArgument, as_json: JsonOption = False) -> None:
-    """Import the winners and measured times of a bundle's run into the cache of this machine."""
+    """Import the winners and measured times from a bundle's run into this machine's cache."""
     done = import_results(results)
     if as_json:
         print_json(done)
@@ -185,7 +185,7 @@ def operator_of(
     name: str, expr: TensorExpr, candidates: Sequence[tuple[str, RProgram, Mapping[str, Any]]], spec: DeviceSpec,
     binaries: bool = True, flops: float | None = None, prove: Prove | None = None,
 ) -> tuple[OperatorEntry, bytes]:  # fmt: skip
-    """Lower and build the programs of one operator; list the failed ones with their reasons."""
+    """Lower and build the programs for one operator; list those that failed, with reasons."""
     good: list[tuple[str, KernelArtifact]] = []
     failed: list[tuple[str, str]] = []
     for candidate, program, estimate in candidates:

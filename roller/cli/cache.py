@@ -46,7 +46,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file, 
 
 @cache_app.command("info")
 def info_command(as_json: JsonOption = False) -> None:
-    """Print where the cache is, and how much is in it."""
+    """Print where the cache is and how much it contains."""
     info = KernelCache().info()
     if as_json:
         print_json(info)
@@ -64,7 +64,7 @@ def info_command(as_json: JsonOption = False) -> None:
 
 @cache_app.command("list")
 def list_command(device: DeviceFilter = None, as_json: JsonOption = False) -> None:
-    """Print every kernel: operator, device, when it was stored, how it was chosen, size; the last used first."""
+    """Print every kernel, last used first: operator, device, when it was stored, how it was chosen, and its size."""
     cache = KernelCache()
     found = [h for h in holdings(cache) if device is None or device.lower() == h.device.lower()]
     if as_json:
@@ -93,7 +93,7 @@ def list_command(device: DeviceFilter = None, as_json: JsonOption = False) -> No
 
 @cache_app.command("drop")
 def drop_command(key: KeyArgument, as_json: JsonOption = False) -> None:
-    """Remove one kernel; it is compiled again when it is asked for."""
+    """Remove one kernel; it is compiled again when it is next requested."""
     cache = KernelCache()
     found = drop(cache, key)
     if as_json:
@@ -105,9 +105,9 @@ def drop_command(key: KeyArgument, as_json: JsonOption = False) -> None:
 
 @cache_app.command("limit")
 def limit_command(limit: SizeArgument = None, as_json: JsonOption = False) -> None:
-    """Show or set how large the cache may grow; where it is larger, what was used least recently goes now.
+    """Show or set the size limit of the cache; if the cache is larger, the least recently used kernels are removed now.
 
-    The environment variable ROLLER_CACHE_SIZE counts before what is set here.
+    The environment variable ROLLER_CACHE_SIZE overrides the limit set here.
     """
     cache, removed, freed = KernelCache(), 0, 0
     if limit is not None:
@@ -163,7 +163,7 @@ def import_command(file: FileArgument, as_json: JsonOption = False) -> None:
 
 
 def date(at: float | None) -> str:
-    """Format a Unix time in this machine's time zone; ``None`` is ``"-"``."""
+    """Format a Unix time in this machine's time zone; return ``"-"`` for ``None``."""
     return "-" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 

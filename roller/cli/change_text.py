@@ -1,4 +1,4 @@
-"""Text of a change to a step, and of its effect on memory, for tables."""
+"""Text of a change to a step and of its effect on memory, for tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MIB = 1 << 20
 
 
 def memory_text(effect: MemoryEffect) -> str:
-    """Format a change of memory with its unit, or return a short reason why it is unknown."""
+    """Format a change in memory with its unit, or return a short reason why the change is unknown."""
     if effect.delta_bytes is None:
         return effect.in_short
     if not effect.delta_bytes:

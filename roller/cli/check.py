@@ -56,8 +56,8 @@ def check_command(
 ) -> None:
     """Compile an ONNX model, run it and ONNX Runtime on the same random inputs, and compare all outputs.
 
-    Where they differ, onnx's reference evaluator and ONNX Runtime without its optimisations say who is right. Needs the
-    package onnxruntime. Exit code 1 where an output is too far off.
+    If they differ, onnx's reference evaluator and ONNX Runtime without optimisations decide which is right. Needs the
+    package onnxruntime. Exits with code 1 if an output is too far off.
     """
     if fallback is not None:
         one_of("--fallback", fallback, RUNTIMES)

@@ -109,7 +109,7 @@ def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
 
 
 def device_of(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
-    """Load a device spec with overrides; with ``tells``, warn about suspicious numbers in the user's own YAML file."""
+    """Load a device spec with overrides; if ``tells``, warn about suspicious numbers in the user's own YAML file."""
     overrides = overrides_of(settings)
     if is_reachable(name):
         from roller.arguments import target_of  # reaches drivers
@@ -173,7 +173,7 @@ def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise if an output path cannot be written, before any work is done."""
+    """Raise an error if an output path cannot be written, before any work is done."""
     if path.is_dir():
         raise ArtifactError(f"{path}: expected a file, got a folder. Name a file in it.")
     if path.exists() and not path.is_file():
@@ -259,7 +259,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
         status += "" if x.program.emitted else ", not emitted"
         if x.program.relaxed:
             status += f", relaxed {','.join(x.program.relaxed)}"
-        if x.reason and x.status != "doubtful":  # the reason of doubt is printed once, below the table
+        if x.reason and x.status != "doubtful":  # the reason for doubt is printed once, below the table
             status += f": {first_line(x.reason)}"
         if x.proved:
             status += f", {first_line(x.proved)}"
@@ -271,7 +271,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
 
 
 def legend(candidates: Sequence[Any]) -> list[str]:
-    """Return a line that explains the statuses of the candidates; nothing if none needs it."""
+    """Return a line that explains the candidates' statuses, or nothing if none needs explaining."""
     meanings = {"constructed": "not built", **STATUSES}
     found = {c.status for c in candidates}
     said = [f"{name} = {text}" for name, text in meanings.items() if name in found]
@@ -285,7 +285,7 @@ def legend(candidates: Sequence[Any]) -> list[str]:
 
 
 def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
-    """Return notes on limits that keep the programs of an expression from running; they are priced all the same."""
+    """Return notes on limits that prevent the programs of an expression from running; they are priced anyway."""
     notes = [
         f"'{t.name}' has {t.elements:,} elements: offsets in kernels are 32 bits wide, so compile refuses "
         f"{OFFSET_ELEMENTS:,} and more. Split the operator."
@@ -302,7 +302,7 @@ def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
 
 
 def accuracy_notes(programs: Iterable[RProgram]) -> list[str]:
-    """Return a note on structures whose results differ from a direct sum (e.g. Winograd)."""
+    """Return a note on structures whose results differ from those of a direct sum (e.g. Winograd)."""
     found = sorted({p.structure for p in programs if p.traits.output_side})
     return [f"{', '.join(found)}: {ACCURACY}"] if found else []
 
@@ -324,7 +324,7 @@ def first_line(text: str, width: int = 100) -> str:
 
 
 def print_json(data: Any) -> None:
-    """Print data as indented JSON; replace non-finite numbers by null."""
+    """Print data as indented JSON, with non-finite numbers replaced by null."""
     typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False))
 
 

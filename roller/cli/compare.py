@@ -1,4 +1,4 @@
-"""``roller compare``: operators on several devices side by side, with the cost of a million calls."""
+"""``roller compare``: operators side by side on several devices, with the cost of a million calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compare_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Compare times of operators on devices, and costs of a million calls: `*` marks the fastest, `$` the cheapest.
+    """Compare times of operators on devices and the cost of a million calls: `*` marks the fastest, `$` the cheapest.
 
     Everything is predicted, at the sustained clock; nothing is built or run.
     """

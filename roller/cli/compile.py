@@ -1,4 +1,4 @@
-"""``roller compile``: construct, build, check and time candidates, and keep the best."""
+"""``roller compile``: construct, build, check and time candidates, and keep the best one."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def compile_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Compile an operator and print its candidates, predicted beside measured.
+    """Compile an operator and print its candidates with predicted and measured times side by side.
 
-    On a GPU of this machine (--device cuda:0) all candidates are checked and timed; --set then changes the numbers its
-    programs are constructed with. For the name of a device that is not here the best candidate is lowered to source and
-    nothing is measured.
+    On a GPU of this machine (--device cuda:0), all candidates are checked and timed; --set then changes the device
+    numbers used for construction. For a device that is not here, the best candidate is lowered to source and nothing is
+    measured.
     """
     if out is not None:
         check_writable(out)
@@ -134,7 +134,7 @@ def compile_command(
 
 
 def _clock_notes(kernel: CompiledKernel) -> list[str]:
-    """Return notes on the origin of the times and their reliability."""
+    """Return notes on the origin and reliability of the times."""
     notes = []
     if kernel.cached_at is not None:
         ran = any(c.status in ("measured", "checked") for c in kernel.candidates)

@@ -118,12 +118,12 @@ def compile_model_command(
     list_unsupported: ListOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Compile an ONNX model: every distinct kernel once, in parallel, or from the cache.
+    """Compile an ONNX model: each distinct kernel is compiled once, in parallel, or taken from the cache.
 
-    Kernels for a GPU elsewhere run on the emulator before they are written, for --prove-s seconds at most (120 by
-    default, 0 for none); the next candidate replaces a wrong kernel, and unproved kernels are listed.
+    Kernels for a GPU elsewhere run on the emulator before they are written, for at most --prove-s seconds (default 120,
+    0 for none); the next candidate replaces a wrong kernel, and unproved kernels are listed.
 
-    Exit code 2 if some nodes cannot be compiled: all of them are listed, and nothing is compiled.
+    Exits with code 2 if some nodes cannot be compiled: all of them are listed, and nothing is compiled.
     """
     if fallback is not None:
         one_of("--fallback", fallback, RUNTIMES)
@@ -170,7 +170,7 @@ def compiled_or_listed(
 
 
 def _device(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
-    """Return the name of a device, or its specification if settings change its numbers."""
+    """Return the name of a device, or its specification if settings override its numbers."""
     if settings and is_reachable(name):
         raise UsageError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
     if settings:
@@ -196,7 +196,7 @@ def _read(
 
 
 def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
-    """Return ONNX Runtime's results for checking a GPU's bundle; if there are none, print why and return nothing."""
+    """Return ONNX Runtime's results for checking a GPU bundle; if there are none, print why and return nothing."""
     from roller.models.expected import expected_of
 
     try:
@@ -241,7 +241,7 @@ def _partitioned(graph: Graph, fallback: str | None, as_json: bool) -> Program:
 
 
 def _row(refused: str) -> dict[str, str]:
-    """Parse the node, operator and reason from a line of the reader.
+    """Parse the node, operator and reason from a line of the ONNX reader's output.
 
     Examples
     --------
@@ -352,7 +352,7 @@ def _print(made: CompiledModel, out: Path | None) -> None:
 
 
 def _doubts(made: CompiledModel) -> dict[str, int]:
-    """Count kernels by the disturbance of their times; texts that differ only in numbers count as one."""
+    """Count kernels by what disturbed their timing; texts that differ only in numbers count as one."""
     return dict(grouped([a.doubt.rpartition(": ")[0] or a.doubt for a in made.artifacts.values() if a.doubt]))
 
 

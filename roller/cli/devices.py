@@ -1,4 +1,4 @@
-"""``roller devices``: list the known devices, or every number of one with its source."""
+"""``roller devices``: list the known devices, or all numbers of one device with their sources."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def devices_command(show: ShowOption = None, as_json: JsonOption = False, settin
 
 
 def _files(name: str, spec: DeviceSpec) -> tuple[Path, ...]:
-    """Return the files that a device's numbers come from."""
+    """Return the files that contain a device's numbers."""
     if device_name(name) == THIS_MACHINE:
         return files_of(spec)
     return (spec_path(spec.name if is_reachable(name) else name),)
 
 
 def _show(spec: DeviceSpec, files: list[str]) -> None:
-    """Print every number of a device, the peaks that follow, and suspicious values."""
+    """Print all numbers of a device, the peaks derived from them, and suspicious values."""
     screen = console()
     screen.print(_numbers_table(spec))
     for path in files:

@@ -1,4 +1,4 @@
-"""``roller doctor``: find the number of a device's spec that contradicts the measured times."""
+"""``roller doctor``: find the number in a device's spec that contradicts the measured times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def doctor_command(
 ) -> None:
     """Compare predictions with the measured times in the cache, and name the field that explains the difference.
 
-    If no field does, print why: too few records, no pattern, or several fields that explain it equally well.
+    If no field explains it, print why: too few records, no pattern, or several fields that explain it equally well.
     """
     spec = device_of(device, settings)
     evidence = evidence_of(KernelCache(), spec.name, outdated=outdated)

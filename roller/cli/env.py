@@ -10,7 +10,7 @@ from roller.probing.environment import environment, text_of
 
 
 def env_command(as_json: JsonOption = False) -> None:
-    """Print what a bug report needs: versions, compilers, processor, GPUs, cache. Folders of yours begin with ~."""
+    """Print what a bug report needs: versions, compilers, processor, GPUs, cache. Your home folder is written ~."""
     found = environment(__version__)
     if as_json:
         print_json(found)

@@ -1,4 +1,4 @@
-"""``roller explain``: why the best program was chosen, and why another one was not."""
+"""``roller explain``: explain why the best program was chosen, and why another one was not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WhyNotOption = Annotated[
         help="A program's name, or tiles: 'shared=i:64,j:64,k:8 register=4,4 stages=2'.",
     ),
 ]
-#: Parameters of a program that are written beside its tiles.
+#: Parameters of a program that are written next to its tiles.
 _NUMBERS = ("stages", "split_k", "raster")
 
 
@@ -53,7 +53,7 @@ def explain_command(
 ) -> None:
     """Explain how the best program is constructed, the terms of its time, and what would improve it.
 
-    With --why-not: name the capacity or term by which another program is worse. Nothing is built or run.
+    With --why-not, name the capacity or term that makes another program worse. Nothing is built or run.
     """
     spec = device_of(device, settings)
     expr = roller.ops.parse(expression)
@@ -68,7 +68,7 @@ def explain_command(
 
 
 def _why_not(expr: roller.TensorExpr, spec: DeviceSpec, text: str) -> WhyNot:
-    """Explain why the program of a name, or of tiles, was not chosen."""
+    """Explain why the program with a given name or given tiles was not chosen."""
     words = text.split()
     if "/" in words[0] if words else True:
         return roller.why_not(expr, spec, text)

@@ -31,7 +31,7 @@ def tell_unprobed(name: str, spec: DeviceSpec) -> None:
 
 
 def tell_suspicious(name: str) -> None:
-    """Warn of suspicious numbers in a user's YAML file; tests check the shipped files."""
+    """Warn about suspicious numbers in a user's YAML file; tests check the shipped files."""
     if is_quiet() or not (name.endswith((".yaml", ".yml")) or os.sep in name):
         return
     for line in suspicions(load_spec(name)):
@@ -39,7 +39,7 @@ def tell_suspicious(name: str) -> None:
 
 
 def unprobed_note(spec: DeviceSpec) -> str:
-    """Return the possible error of predictions for this processor and the remedy; ``""`` if it has been probed."""
+    """Return the possible error in predictions for this processor, and the remedy; ``""`` if it has been probed."""
     if not spec.machine or is_probed(spec):
         return ""
     factor = math.exp(spec.accuracy.prediction_error or 0.0)

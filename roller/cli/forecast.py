@@ -81,7 +81,7 @@ def forecast_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Predict time and memory of a training step (entry file, needs PyTorch) or of a model (ONNX); no device is used.
+    """Predict time and memory of a training step (entry file, needs PyTorch) or a model (ONNX); no device is used.
 
     An entry file has `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`. A training
     script without them runs until its steps repeat, as in `roller profile`; its own arguments follow `--`.

@@ -1,4 +1,4 @@
-"""``roller init``: write an entry file's three functions for a model's class."""
+"""``roller init``: write the three functions of an entry file for a model class."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def init_command(
 ) -> None:
     """Write an entry file for a model: `model_provider`, `input_provider` and `iteration_provider`; needs PyTorch.
 
-    Its step runs once, on shapes only, before the file is kept.
+    The step runs once, on shapes only, before the file is kept.
     """
     from roller.insight.capture.entry_writer import write_entry
     from roller.insight.tracing import require_torch

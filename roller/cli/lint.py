@@ -1,4 +1,4 @@
-"""``roller lint``: find the sizes of a model that do not align with a device, and the nearest that do."""
+"""``roller lint``: find sizes in a model that are not aligned to a device, and the nearest aligned sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lint_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Find sizes that leave part of a device idle, and the least padding that helps: predicted, nothing is compiled."""
+    """Find sizes that leave part of a device idle, and the smallest padding that helps, by prediction only."""
     found = lint(
         model, device_of(device, settings), batch=batch, shapes=shapes_of(shapes), policy=policy, least_gain=least_gain
     )

@@ -6,10 +6,10 @@ from roller.errors import RollerError
 
 
 def lsp_command() -> None:
-    """Run a language server that shows time and memory of a training step beside its source in an editor.
+    """Run a language server that shows the time and memory of a training step beside its source in an editor.
 
-    Editors start it and talk with it over standard input and output; docs/guides/editor.md has their settings. No code
-    of a project runs until the editor asks for a profile.
+    Editors start it and communicate over standard input and output; docs/guides/editor.md lists their settings. No
+    project code runs until the editor requests a profile.
     """
     try:
         from roller.server.lsp.language_server import serve_editor

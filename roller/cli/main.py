@@ -1,4 +1,4 @@
-"""Entry point of the ``roller`` command: global options, and errors as one line."""
+"""Entry point of the ``roller`` command: global options and one-line error messages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _EXIT_CODES = (
     "Exit codes: 0 done; 1 refused or failed, with one line on standard error; 2 wrong usage, or a model with nodes "
     "that cannot be compiled; 130 interrupted."
 )
-#: New objects per garbage collection. Imported modules are 10^5 objects that stay, and a short command ends before it
-#: leaves garbage; with Python's default of 700, collections take a seventh of its time.
+#: New objects per garbage collection. Imported modules create 10^5 permanent objects, and a short command ends before
+#: it leaves garbage; with Python's default of 700, collections take a seventh of the command's time.
 _YOUNG_OBJECTS = 50_000
 
 app = typer.Typer(
@@ -72,7 +72,7 @@ def _options(
 def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Format a warning as one line without its source location, which does not help a user."""
+    """Format a warning as one line without its source location, which does not help users."""
     del filename, lineno, line
     told = category.__name__ if not issubclass(category, RollerWarning) else "warning"
     return f"roller: {told}: {message}\n"

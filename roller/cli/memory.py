@@ -1,4 +1,4 @@
-"""``roller memory``: predict the memory of a training step on a device that is not here, its holders, and what fits."""
+"""``roller memory``: predict a training step's memory on a device that is not here, what holds it, and what fits."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ def memory_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Predict the memory of a training step (entry file or script; PyTorch): peak, who holds it, what does not fit.
+    """Predict the memory of a training step (entry file or script; PyTorch): peak, what holds it, what does not fit.
 
-    `--batch max` searches the largest batch that fits: it fits, and one more does not.
+    `--batch max` searches for the largest batch that fits: one more sample does not fit.
     """
     from roller.insight.memory.settings import AllocatorSettings
     from roller.insight.trace.providers import is_script
 
     specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
     ways = list(combinations(amps_of(amp), checkpoints_of(checkpoint)))
-    conf = AllocatorSettings.parse(allocator) if allocator else None  # else those of the entry file
+    conf = AllocatorSettings.parse(allocator) if allocator else None  # otherwise, the entry file's settings
     if any(count > 1 for _, count in specs):
         raise UsageError(
             "--device: expected one of each, got several. Ask `roller sweep` for devices that share a batch."
@@ -121,7 +121,7 @@ def memory_command(
 
 
 class Row:
-    """Memory of a step on a device, at one batch, precision and checkpointing."""
+    """Memory of a step on a device, at one batch size, precision and checkpointing option."""
 
     def __init__(
         self, spec: DeviceSpec, batch: int, amp: str, checkpoint: bool, memory: Memory | None, said: str = "",
@@ -136,7 +136,7 @@ class Row:
         cls, step: TracedStep, spec: DeviceSpec, batch: int | str | None, amp: str, checkpoint: bool,
         conf: AllocatorSettings | None,
     ) -> Row:  # fmt: skip
-        """Return the row of a batch, or of the largest one that fits."""
+        """Return the row for a batch, or for the largest batch that fits."""
         from roller.insight.memory.largest_batch import fit_uncertainty_note
 
         if batch == LARGEST:

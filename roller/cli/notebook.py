@@ -61,7 +61,7 @@ WORDS_OF_CELL = {
 
 
 def words_of_cell(text: str) -> str:
-    """Reword a tracer message about a script for a notebook cell.
+    """Adapt a tracer message about a script to a notebook cell.
 
     Examples
     --------
@@ -74,12 +74,12 @@ def words_of_cell(text: str) -> str:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add the cell magic ``%%roller_profile`` to a shell of IPython.
+    """Add the cell magic ``%%roller_profile`` to an IPython shell.
 
     Parameters
     ----------
     shell
-        The shell, as ``%load_ext`` passes it.
+        The shell that ``%load_ext`` passes.
     """
     shell.register_magic_function(_profile_magic(shell), "line_cell", "roller_profile")
 
@@ -91,8 +91,8 @@ def _profile_magic(shell: Any) -> Callable[..., StepProfile | None]:
     def roller_profile(line: str, cell: str | None = None) -> StepProfile | None:
         """Profile the training step of the cell on a GPU that is not here; nothing is trained.
 
-        The cell runs in a fork of the kernel until its steps repeat: it uses the objects of earlier cells and leaves
-        them unchanged.
+        The cell runs in a fork of the kernel until its steps repeat; it uses objects from earlier cells and leaves them
+        unchanged.
         """
         if {"-h", "--help"} & set(line.split()):
             print(magic.parser.format_help())  # type: ignore[attr-defined]  # noqa: T201 - what was asked for
@@ -136,13 +136,13 @@ def _profile_cell(shell: Any, cell: str, asked: Any) -> StepProfile:
 
 
 def _cell_of(shell: Any, file: str) -> str:
-    """Return the name of the cell with this code file name, e.g. ``"In[3]"``; ``""`` for other code."""
+    """Return the name of the cell whose code has this file name, e.g. ``"In[3]"``; ``""`` for other code."""
     found = shell.compile.format_code_name(file)
     return str(found[1]) if found else ""
 
 
 def _running_cell(shell: Any) -> str:
-    """Return the name of the running cell; in some IPython releases the shell's counter is already one ahead."""
+    """Return the name of the running cell; in some IPython releases, the shell's counter is already one ahead."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if name := _cell_of(shell, frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""Check the output files of a verb."""
+"""Checks of a verb's output files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.cli.usage import UsageError
 
 
 def check_outputs(read: Sequence[Path], outputs: Mapping[str, Path | None]) -> None:
-    """Raise if an output cannot be written, or is the same file as an input or another output."""
+    """Raise an error if an output cannot be written or is the same file as an input or another output."""
     taken = {path.resolve(): f"{path.name}, which is read" for path in read}
     for option, path in outputs.items():
         if path is None:

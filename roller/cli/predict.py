@@ -1,4 +1,4 @@
-"""``roller predict``: predict the time of tiles that the user chooses."""
+"""``roller predict``: predict the time for tiles that the user chooses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def predict_command(
     warm: WarmOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Predict the time of chosen tiles (--tile), a named program (--program) or a library (--policy), term by term."""
+    """Predict the time for chosen tiles (--tile), a named program (--program) or a library (--policy), term by term."""
     if (program is not None) == (bool(tiles) or policy is not None):
         expected = "the name of a program (--program), or tiles (--tile) or a policy (--policy) or both, one of the two"
         raise typer.BadParameter(f"expected {expected}.")

@@ -59,8 +59,8 @@ def probe_command(
 ) -> None:
     """Measure a device: instruction rates, bandwidths, latencies and overheads, each with its spread.
 
-    Without --out the profile of this machine is stored for this user, and device 'cpu' uses it from then on. A GPU
-    that is elsewhere: --bundle here, ``python -m roller.runtime.bundle run`` there, --import here.
+    Without --out, this machine's profile is stored for this user, and device 'cpu' uses it from then on. For a GPU
+    elsewhere: --bundle here, ``python -m roller.runtime.bundle run`` there, --import here.
     """
     device = None if device is None else device_name(device)
     check_options(device, out, quick, bundle, nearest, results, settings)
@@ -107,7 +107,7 @@ def _probe_gpu(
 
 
 def profile_text(base: DeviceSpec, report: Report, name: str, quick: bool = False) -> str:
-    """Return the YAML of a probed processor: detected and assumed values, overridden by the measured ones."""
+    """Return the YAML for a probed processor: detected and assumed values, overridden by measured ones."""
     now = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     mark = f" {QUICK_MARK}" if quick else ""
     named = replace(base, description=f"{base.description}, probed {now}{mark}")

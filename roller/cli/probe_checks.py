@@ -1,4 +1,4 @@
-"""Checks of ``roller probe`` before it measures: incompatible options, and files that must not be overwritten."""
+"""Checks before ``roller probe`` measures: incompatible options, and files that must not be overwritten."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_options(
     device: str | None, out: Path | None, quick: bool, bundle: Path | None, nearest: str | None, results: Path | None,
     settings: list[str] | None,
 ) -> None:  # fmt: skip
-    """Raise if options exclude each other."""
+    """Raise an error if options exclude each other."""
     if bundle is not None and results is not None:
         raise UsageError("--import: expected no --bundle beside it. Write a bundle first, then import its results.")
     if nearest is not None and bundle is None:
@@ -56,7 +56,7 @@ def _check_device(device: str | None) -> None:
 
 
 def _check_nearest(device: str | None, nearest: str | None) -> None:
-    """Raise if a bundle's nearest specification is not a GPU, or has another kernel language than the device."""
+    """Raise an error if a bundle's nearest specification is not a GPU or has a different kernel language."""
     if nearest is None or is_reachable(nearest):
         return  # the device determines the specification, or the bundle's own check reports the error
     spec = load_spec(nearest)
@@ -78,7 +78,7 @@ def _check_nearest(device: str | None, nearest: str | None) -> None:
 
 
 def check_out(path: Path, kind: str, machine: str | None = None) -> None:
-    """Raise if a specification cannot or must not be written to this path."""
+    """Raise an error if a specification cannot or must not be written to this path."""
     if path.is_dir():
         raise ArtifactError(f"--out: {path}: expected a file, got a folder. Name the file, e.g. {path / 'mine.yaml'}.")
     if path.suffix not in (".yaml", ".yml"):
@@ -100,7 +100,7 @@ def check_out(path: Path, kind: str, machine: str | None = None) -> None:
 
 
 def check_quick(path: Path) -> None:
-    """Raise if a one-round measurement would replace a full profile."""
+    """Raise an error if a one-round measurement would replace a full profile."""
     try:
         found = parse_spec(read_text(path), str(path))
     except (SpecError, OSError, UnicodeDecodeError):

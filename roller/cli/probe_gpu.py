@@ -1,4 +1,4 @@
-"""``roller probe`` for a GPU: on this machine, or elsewhere through a bundle."""
+"""``roller probe`` for a GPU, on this machine or elsewhere through a bundle."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_probes(device: str, settings: Sequence[str] | None, folder: Path, as_j
 
 
 def import_probes(results_path: Path, out: Path | None, show: Show) -> None:
-    """Write the specification measured by a bundle of probes."""
+    """Write the specification that a bundle of probes has measured."""
     if out is not None:
         check_out(out, "gpu")
     session, results = session_of_results(results_path)
@@ -99,7 +99,7 @@ def _finish(spec: DeviceSpec, report: Report, out: Path | None, show: Show, wher
 
 
 def base_text(spec: DeviceSpec, out: Path) -> str:
-    """Return the YAML into which measured values are inserted."""
+    """Return the YAML into which the measured values are inserted."""
     if out.exists():
         text = out.read_text(encoding="utf-8")
         found = parse_spec(text, str(out))

@@ -128,10 +128,10 @@ def profile_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Show time and memory of a training step by module and line, on a device that is not here.
+    """Show the time and memory of a training step by module and line, on a device that is not here.
 
     FILE is an entry file with `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`
-    (needs PyTorch), an ONNX model, a file of PyTorch's profiler, or a profile that `--out` wrote.
+    (needs PyTorch), an ONNX model, a file from PyTorch's profiler, or a profile written by `--out`.
 
     A training script without these functions runs unchanged until its steps repeat; its own arguments follow `--`. It
     computes shapes only, so nothing is trained, in a process that can neither change files nor use the network.
@@ -181,7 +181,7 @@ def profile_command(
 
 @dataclass(frozen=True)
 class _Parts:
-    """Profile with the requested difference and hints."""
+    """A profile with the requested difference and hints."""
 
     profile: StepProfile
     difference: ProfileDifference | None

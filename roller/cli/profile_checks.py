@@ -30,7 +30,7 @@ _LEAST = 5e-4
 
 
 def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None:
-    """Print the total difference, and the lines that differ most."""
+    """Print the total difference and the lines that differ most."""
     from roller.insight.whatif.predict import HARDLY
 
     screen.say(f"Before: {printable(str(found.before))}")
@@ -58,7 +58,7 @@ def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None
 
 
 def _times(deltas: Sequence[float], zero: str = "0") -> list[str]:
-    """Format time differences in the unit of the largest, with three decimals."""
+    """Format time differences in the unit of the largest one, with three decimals."""
     most = max(map(abs, deltas), default=0.0)
     factor, unit = next((one for one in _UNITS if most * one[0] >= 1), _UNITS[-1])
     nothing = f"{zero} {unit}" if zero else ""
@@ -88,7 +88,7 @@ def budget_of(path: Path | None) -> Budget | None:
 
 
 def check_budget_of(profile: StepProfile, budget: Budget, sarif_path: Path | None) -> None:
-    """Print the exceeded limits, write them as SARIF if a file is named, and exit with 1 if there are any."""
+    """Print the exceeded limits, write them as SARIF if a file is named, and exit with code 1 if there are any."""
     from roller.insight.step_profile.budget import changed_versions, check_budget, sarif
 
     try:

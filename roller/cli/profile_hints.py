@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read_prices(path: Path | None, with_hints: bool) -> RateCard | None:
-    """Read the rate card of ``--prices``, which needs ``--hints``; return ``None`` without the option."""
+    """Read the rate card given by ``--prices``, which needs ``--hints``; return ``None`` without the option."""
     from roller.insight.rate_card import read_rate_card
 
     if path is None:
@@ -32,7 +32,7 @@ def read_prices(path: Path | None, with_hints: bool) -> RateCard | None:
 
 
 def hints_of(profile: StepProfile, prices: RateCard | None) -> tuple[Hint, ...]:
-    """Return the hints of a profile, with costs if the rate card has the device."""
+    """Return the hints for a profile, with costs if the rate card has the device."""
     return profile.hints(None if prices is None else prices.per_hour(profile.device))
 
 

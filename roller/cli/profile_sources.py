@@ -1,4 +1,4 @@
-"""Make the profiles of ``roller profile`` from files of every kind, and the profiles they are compared with."""
+"""Make the profiles for ``roller profile`` from files of every kind, and the profiles to compare them with."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _of_other_file(path: Path, asked: Asked, devices: str) -> StepProfile:
 
 
 def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProfile]:
-    """Return the profiles of a file that is not traced; recordings, saved profiles and runs name their device."""
+    """Return the profiles from a file that is not traced; recordings, saved profiles and runs name their device."""
     from roller.insight.step_profile.profiling import profile
     from roller.insight.trace.progress import listening
 

@@ -1,4 +1,4 @@
-"""Tables of a profile: the tree, the lines, the memory at the peak, and the batch curve."""
+"""Tables of a profile: the tree, the lines, the memory at its peak, and the batch curve."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from roller.insight.step_profile.node import Node
     from roller.insight.step_profile.step_profile import StepProfile
 
-#: Least share of the step's time or memory for which a node is printed, and for which its children are.
+#: Smallest share of the step's time or memory for which a node is printed, and for which its children are.
 _PRINTED, _EXPANDED = 0.005, 0.04
 #: Fewer bytes are printed as zero.
 _PRINTED_BYTES = MIB / 2
 #: Shorter steps are printed in microseconds.
 _SHORT_S = 0.01
-#: Least share of a pipe's peak that is printed.
+#: Smallest share of a pipe's peak that is printed.
 _NOTABLE = 0.01
 #: Largest relative time difference of modules that are printed as one row.
 _ALIKE = 0.02
-#: Least width for all columns; width of the columns after the first, wide and narrow; least width of the first.
+#: Minimum width for all columns; width of the columns after the first, wide and narrow; minimum width of the first.
 _WIDE, _REST, _REST_NARROW, _LEAST = 100, 68, 43, 23
-#: Width of the other columns in the table of lines; least width of a line's text.
+#: Width of the other columns in the table of lines; minimum width of a line's text.
 _REST_OF_LINES, _LEAST_TEXT = 55, 12
 
 
@@ -55,7 +55,7 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
 
 
 class _Row(NamedTuple):
-    """Tree row of one node or of several similar ones; ``modules`` are the module instances around the nodes."""
+    """Tree row for one node or several similar ones; ``modules`` are the module instances around the nodes."""
 
     nodes: Sequence[Node]
     modules: Sequence[str]
@@ -96,7 +96,7 @@ def _bound(node: Node, wide: bool) -> str:
 
 
 def _name(node: Node, parent: str) -> str:
-    """Return the name of a node; a module's name without the prefix of its parent."""
+    """Return the name of a node; for a module, without its parent's prefix."""
     name = printable(node.name).replace("\n", " ")
     if node.kind == "module" and parent and name.startswith(parent + "."):
         return name[len(parent) :]
@@ -108,7 +108,7 @@ def _shortened(name: str, most: int) -> str:
 
 
 def _shortened_line(name: str, most: int) -> str:
-    """Truncate ``file:line`` at the start; the end tells lines apart."""
+    """Truncate ``file:line`` at the start, since the end distinguishes lines."""
     return name if len(name) <= most else "..." + name[-max(1, most - 3) :]
 
 
@@ -119,7 +119,7 @@ def _numbers(profile: StepProfile, wall_s: float, held_bytes: int) -> tuple[str,
 
 
 def _memory_text(size: float) -> str:
-    """Format bytes in MiB; ``""`` for zero."""
+    """Format bytes in MiB; return ``""`` for zero."""
     return f"{size / MIB:.0f} MiB" if size >= MIB else "< 1 MiB" if size > 0 else ""
 
 
@@ -159,7 +159,7 @@ def _weight(nodes: Sequence[Node], order: str) -> tuple[float, float]:
 
 
 def _groups(row: _Row) -> list[_Row]:
-    """Return the children of a row, with similar modules and equally named children of several nodes merged."""
+    """Return a row's children, with similar modules and several nodes' equally named children merged."""
     named: dict[tuple[str, str], list[tuple[Node, str]]] = {}
     groups: list[list[tuple[Node, str]]] = []
     for node, module in zip(row.nodes, row.modules, strict=True):

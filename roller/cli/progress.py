@@ -17,12 +17,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def watched() -> bool:
-    """Return whether to draw a bar: standard error is a terminal, and progress is wanted."""
+    """Return whether to draw a bar: whether standard error is a terminal and progress is wanted."""
     return sys.stderr is not None and sys.stderr.isatty() and not is_quiet()
 
 
 class Steps:
-    """Progress callback for finished steps, and for the finished share of the current step."""
+    """Progress callback for finished steps and for the finished share of the current step."""
 
     def __init__(self, done: Callable[[str], None], within: Callable[[float], None] = lambda share: None) -> None:
         self._done, self._within = done, within
@@ -39,7 +39,7 @@ class Steps:
 
 @contextmanager
 def counted_steps(what: str, total: int) -> Iterator[Steps]:
-    """Yield the callback to call with the name of each finished step."""
+    """Yield the callback to be called with the name of each finished step."""
     if not watched():
         done = 0
 

@@ -1,4 +1,4 @@
-"""Report errors in the providers of an entry file: one ``file:line: text`` each, and as JSON with ``--json``."""
+"""Report errors in an entry file's providers, each as ``file:line: text``, or as JSON with ``--json``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.errors import ModelError, printable
 
 
 def with_provider_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a verb so that it lists every error in the providers of an entry file, and exits with 1."""
+    """Wrap a verb so that it lists every error in an entry file's providers and exits with code 1."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:

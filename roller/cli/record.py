@@ -37,10 +37,10 @@ def record_command(
     timed: TimedOption = 3,
     steps: StepsOption = 3,
 ) -> None:
-    """Run a training script until a few steps are recorded, each ended by its optimizer; then ask `roller whatif`.
+    """Run a training script until a few steps, each ended by its optimizer, are recorded; then ask `roller whatif`.
 
-    Modules are marked by their path, and what recording takes is written into the profile. What the script prints and
-    raises is its own.
+    Modules are marked by their paths, and the overhead of recording is written into the profile. The script's output
+    and exceptions are its own.
     """
     from roller.insight.step.recording import Recorder, script_arguments
 

@@ -1,4 +1,4 @@
-"""``roller replay``: simulate a recorded profile; report unexplained time and where the time goes."""
+"""``roller replay``: simulate a recorded profile; report unexplained time and show where the time goes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.cli.common import JsonOption, console, print_json
 if TYPE_CHECKING:
     from roller.insight.step.replay import Replay
 
-#: Least share of unexplained waiting for which its places are printed.
+#: Smallest share of unexplained waiting for which its places are printed.
 _WORTH_SAYING = 0.001
 #: File suffixes, which the table omits to fit a terminal.
 _SUFFIX = re.compile(r"(\.pt\.trace)?\.json(\.gz)?")
@@ -28,7 +28,7 @@ JointOption = Annotated[bool, typer.Option("--joint", help="The files are the ra
 
 
 def replay_command(files: FilesArgument, joint: JointOption = False, as_json: JsonOption = False) -> None:
-    """Replay profiles: each as a graph with one latency and one gap; what cannot be explained is counted. No device."""
+    """Replay profiles, each as a graph with one latency and one gap; count unexplained time. Needs no device."""
     from roller.insight.step.replay import from_kineto, replay
 
     groups: list[list[Path]] = [list(files)] if joint else [[file] for file in files]
@@ -51,7 +51,7 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
 
 
 def _said(x: Replay) -> Iterator[str]:
-    """Yield notes on a replay, one line each."""
+    """Yield notes on a replay, one per line."""
     from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits
 
     whole = x.replayed_us or 1.0

@@ -74,10 +74,10 @@ def report_command(
     patience: PatienceOption = PATIENCE_S,
     settings: SetOption = None,
 ) -> None:
-    """Write one HTML file that shows a step, a recording, a kernel or a compiled model: no server, no request.
+    """Write one HTML file that shows a step, a recording, a kernel or a compiled model, without server or requests.
 
-    The file is at most 1.5 MB and opens in any browser, offline. Every number in it says whether it was measured,
-    predicted or recorded. Of a training script, its own arguments follow `--`; it runs as in `roller profile`.
+    The file is at most 1.5 MB and opens in any browser, offline. Every number in it is labelled as measured, predicted
+    or recorded. A training script's own arguments follow `--`; it runs as in `roller profile`.
     """
     from roller.insight.trace.progress import listening
     from roller.report.report_of_path import html_report, kind_of_report
@@ -139,7 +139,7 @@ def _before(
 
 
 def _check_saved(path: Path, hints: bool, prices: Path | None) -> None:
-    """Raise if an option needs the step itself but only a saved profile is there."""
+    """Raise an error if an option needs the step itself but only a saved profile is available."""
     from roller.insight.step_profile.saved_parts import load_with_parts
 
     if hints and prices is not None:

@@ -55,7 +55,7 @@ def run_model_command(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a compiled model on this machine and print the median time of a call."""
+    """Run a compiled model on this machine and print the median time per call."""
     if outputs is not None:
         check_writable(outputs)
     if folder.is_file():
@@ -87,7 +87,7 @@ def run_model_command(
 
 @dataclass(frozen=True)
 class _Times:
-    """Seconds of whole calls, the number of calls, and what disturbed them."""
+    """Seconds of whole calls, the number of calls, and any disturbances."""
 
     median_s: float
     best_s: float
@@ -125,14 +125,14 @@ def _read(path: Path, session: ModelCalls) -> dict[str, np.ndarray]:
 
 
 def _typed(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, np.ndarray]:
-    """View raw bytes as the dtypes that NumPy's file format cannot name, e.g. bfloat16."""
+    """View raw bytes as a dtype that NumPy's file format cannot name, e.g. bfloat16."""
     named = {d.name: d.dtype for d in session.inputs}
     return {n: a.view(numpy_dtype(named[n])) if n in named and DTYPES[named[n]].bits and a.dtype.kind in "Vu" else a
             for n, a in arrays.items()}  # fmt: skip
 
 
 def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
-    """Write named arrays as an ``.npz`` file, atomically; any name is allowed."""
+    """Write named arrays to an ``.npz`` file atomically; any name is allowed."""
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
             new = Path(folder) / "results"

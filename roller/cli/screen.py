@@ -1,4 +1,4 @@
-"""Console for standard output whose tables fit its width."""
+"""Console for standard output that fits tables to its width."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Screen(Console):
     """Console that prints the widest columns of a table below each row if the table is too wide."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as Rich does; rearrange a table whose cells would have to be broken."""
+        """Print as Rich does, but rearrange a table whose cells would have to be broken."""
         super().print(*(self._fitted(o) if isinstance(o, Table) else o for o in objects), **options)
 
     def say(self, text: str) -> None:
@@ -39,13 +39,13 @@ class Screen(Console):
 
 
 def console() -> Screen:
-    """Return the console of standard output; wide if it is not a terminal, and without markup."""
+    """Return the console for standard output; if it is not a terminal, wide and without markup."""
     limited = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Screen(width=None if limited else PIPED_COLUMNS, highlight=False, markup=False)
 
 
 def narrow(table: Table, width: int) -> str:
-    """Format a table in at most ``width`` columns; cells that do not fit are printed below their row.
+    """Format a table in at most ``width`` columns; print cells that do not fit below their rows.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def narrow(table: Table, width: int) -> str:
 
 
 def _kept(widths: Sequence[int], numbers: Sequence[bool], width: int) -> list[int]:
-    """Return the columns to print side by side: drop the widest texts, then the widest numbers; keep the first."""
+    """Return the columns to print side by side: drop the widest texts, then the widest numbers; keep the first one."""
     kept = list(range(len(widths)))
     while len(kept) > 1 and sum(widths[n] for n in kept) + len(_GAP) * (len(kept) - 1) >= width:
         kept.remove(max(reversed(kept[1:]), key=lambda n: (not numbers[n], widths[n])))

@@ -26,14 +26,14 @@ PatienceOption = Annotated[
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """How a training script runs: arguments, permission, and seconds without a sign of training until it is stopped."""
+    """How a training script runs: arguments, permission, and seconds without training activity before it is stopped."""
 
     arguments: list[str]
     yes: bool
     patience_s: float
 
     def check(self, file: Path, is_script: bool, name: str = "") -> None:
-        """Ask for permission to run a training script unless ``--yes`` grants it; refuse arguments of other files."""
+        """Ask for permission to run a training script unless ``--yes`` grants it; refuse arguments for other files."""
         name = name or file.name
         if not is_script:
             if self.arguments:

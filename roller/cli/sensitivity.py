@@ -1,4 +1,4 @@
-"""``roller sensitivity``: the effect of each number of a device on predicted times."""
+"""``roller sensitivity``: show the effect of each of a device's numbers on predicted times."""
 
 from __future__ import annotations
 
@@ -73,10 +73,11 @@ def sensitivity_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Print how the predicted time changes with each number of a device, the strongest effect first.
+    """Print how the predicted time changes with each number of a device, strongest effect first.
 
-    Each number is set to a few other values and priced; `construct --set FIELD=VALUE` shows the same time. A file of
-    operators is judged by their geometric mean, a model or a step by its whole time. Nothing is built or run.
+    Each number is set to a few other values, and the operator is priced again; `construct --set FIELD=VALUE` shows the
+    same time. A file of operators is judged by the geometric mean of their times, a model or a step by its total time.
+    Nothing is built or run.
     """
     spec = device_of(device, settings)
     if operators.endswith((".onnx", ".py")):
@@ -192,7 +193,7 @@ def _table(found: Sensitivity) -> Table:
 
 
 def _cell(change: Change | None) -> str:
-    """Format a value and its change of time as one cell."""
+    """Format a value and the resulting change in time as one cell."""
     if change is None:
         return "-"
     return f"{written(change.value)}: {'does not fit' if math.isinf(change.percent) else f'{change.percent:+.1f} %'}"

@@ -81,10 +81,10 @@ def serve_command(
     patience: PatienceOption = 60.0,
     yes: YesOption = False,
 ) -> None:
-    """Show time and memory of a training step beside its source in a browser, and update them at each save.
+    """Show the time and memory of a training step beside its source in a browser, and update them at each save.
 
     The page shows what `roller profile`, `forecast` and `whatif` predict, for devices that are not here. Only this
-    machine reaches it, at the address that is printed.
+    machine can reach it, at the printed address.
     """
     try:
         from roller.server.serve import is_local, serve
@@ -125,7 +125,7 @@ def serve_command(
         screen.say("Ctrl-C ends it. Whoever has this address can read and write the project's Python files.")
         if not is_local(host):
             screen.say(f"Other machines reach {host}, and the address goes over the network unencrypted.")
-        if opens:  # in a thread: a browser in the terminal returns only when it is left
+        if opens:  # in a thread, since a terminal browser returns only when the user quits it
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     serve(
@@ -135,7 +135,7 @@ def serve_command(
 
 
 def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
-    """Return the devices offered on the page: those that a step can be profiled on, and the chosen ones."""
+    """Return the devices offered on the page: those on which a step can be profiled, and the chosen ones."""
     from roller.hardware import list_specs, load_spec
 
     known = [load_spec(name) for name in list_specs()]
@@ -144,7 +144,7 @@ def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
 
 
 def _files_of(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Map device names to specification files, for devices given as files; raise if one name has two files."""
+    """Map device names to specification files, for devices given as files; raise an error if two files share a name."""
     found: dict[str, str] = {}
     for word, name in zip(words, names, strict=True):
         file = str(Path(word).resolve()) if word.endswith((".yaml", ".yml")) or os.sep in word else ""

@@ -42,7 +42,7 @@ ReducedOption = Annotated[
 
 @suite_app.command("list")
 def list_command(as_json: JsonOption = False) -> None:
-    """Print the models with their applications, units of throughput and numbers of parameters."""
+    """Print the models with their applications, throughput units and numbers of parameters."""
     from roller.suite.registry import MODELS
 
     rows = list(MODELS.values())
@@ -73,9 +73,9 @@ def digest_command(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write all lines as JSON.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print digests of models (needs PyTorch): hashes of layers and operators, and all of them with --json.
+    """Print digests of models (needs PyTorch): hashes of layers and operators; --json adds the full lists.
 
-    With --against the exit status is 1 if a model differs from the file's.
+    With --against, exit with code 1 if a model differs from the file's digest.
     """
     from roller.suite.digest import digest, read_digests
     from roller.suite.registry import models_of

@@ -1,4 +1,4 @@
-"""``roller suite observe``: check the published observations on predicted studies, and choose a device."""
+"""``roller suite observe``: check the published observations against predicted studies, and choose a device."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def observe_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Check the fourteen published observations on predictions (needs PyTorch): which hold, which do not, and why."""
+    """Check the fourteen published observations against predictions (needs PyTorch), and explain the failures."""
     from roller.insight.rate_card import read_rate_card
     from roller.insight.trace.progress import listening
     from roller.suite.device_choice import device_costs

@@ -42,7 +42,7 @@ def run_command(
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train models on this machine's processor (needs PyTorch), until their throughput is stable, and measure them."""
+    """Train models on this machine's processor (needs PyTorch) until their throughput is stable, and measure them."""
     from roller import __version__
     from roller.insight.trace.progress import listening
     from roller.suite.measuring import measure
@@ -121,7 +121,7 @@ def compare_command(
     out_with: Annotated[Path | None, typer.Option("--out-with", metavar="FILE", help="Also write the second.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train models in two processes in turns (needs PyTorch): exit with 1 where the second is slower."""
+    """Train models alternately in two processes (needs PyTorch): exit with code 1 if the second is slower."""
     from roller import __version__
     from roller.insight.trace.progress import listening
     from roller.suite.difference import difference
@@ -148,7 +148,7 @@ def compare_command(
         "failed": failures,
     }
     runs = []
-    for n in (0, 1):  # of each process its own environment: another interpreter has other packages
+    for n in (0, 1):  # each process has its own environment, since another interpreter has other packages
         own: dict[str, Any] = {"environment": parts[0][n]} if parts else {}
         runs.append(SuiteRun(head_of(__version__, **more, **own), [both[n] for both in rows]))
     for path, run in zip((out, out_with), runs, strict=True):
@@ -169,7 +169,7 @@ RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="What `roller suit
 
 
 def diff_command(before: RunFile, after: RunFile, as_json: JsonOption = False) -> None:
-    """Compare two runs: exit with 1 where a model became slower by more than the measured noise."""
+    """Compare two runs: exit with code 1 if a model became slower by more than the measured noise."""
     from roller.suite.difference import difference
     from roller.suite.run_file import read_run
 

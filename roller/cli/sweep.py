@@ -68,9 +68,9 @@ def sweep_command(
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Compare devices, batches and ways of training a step (entry file or script; PyTorch): `*` is the Pareto front.
+    """Compare devices, batches and ways to train a step (entry file or script; PyTorch): `*` marks the Pareto front.
 
-    Batches are of all devices of a row together; `--batch max` takes the largest that fits each.
+    Batches count the samples on all devices of a row together; `--batch max` takes the largest that fits each device.
     """
     from roller.insight import sweep as sweeps
     from roller.insight.rate_card import read_rate_card

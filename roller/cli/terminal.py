@@ -1,4 +1,4 @@
-"""Escape control characters in all output of the command line, except colours and progress bars from Rich.
+"""Escape control characters in all command-line output, except Rich's colours and progress bars.
 
 Names of files, models, nodes, kernels and profiles are untrusted.
 """
@@ -21,7 +21,7 @@ _BAR = r"|\x1b\[\?25[lh]|\x1b\[[0-9]*[AK]|\r"
 
 
 class PrintableStream:
-    """Text stream that escapes control characters; ``bars`` allows the sequences that draw progress bars."""
+    """Text stream that escapes control characters; if ``bars``, allow the sequences that draw progress bars."""
 
     def __init__(self, stream: TextIO, bars: bool) -> None:
         self._stream = stream
@@ -31,7 +31,7 @@ class PrintableStream:
         """Write the escaped text; return the number of characters taken from ``text``."""
         if text.isascii() and text.isprintable():  # most of them
             return self._stream.write(text)
-        # Rich colours a pipe as well where FORCE_COLOR asks for it.
+        # Rich also colours a pipe if FORCE_COLOR requests it.
         coloured = self._stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
         parts = self._allowed.split(text) if coloured else [text]
         self._stream.write("".join(p if n % 2 else printable(p) for n, p in enumerate(parts)))

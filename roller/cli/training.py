@@ -123,7 +123,7 @@ def step_of(
     file: Path, calls: int | None = None, script: ScriptRun | None = None, *, batch: int | None = None,
     device: DeviceSpec | None = None, torch_release: str = "", tf32: bool | None = None,
 ) -> TracedStep:  # fmt: skip
-    """Trace the step of an entry file or a training script unchanged; each table row changes it later."""
+    """Trace the unchanged step of an entry file or a training script; each table row changes it later."""
     from roller.insight.capture.script_tracer import trace_script
     from roller.insight.trace.providers import is_script
     from roller.insight.tracing import require_torch, trace_entry

@@ -1,4 +1,4 @@
-"""Verbosity of messages on standard error: progress lines, notes, tracebacks. Results do not depend on it."""
+"""Verbosity of messages on standard error: progress lines, notes and tracebacks. Results do not depend on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every fini
 
 
 def set_verbosity(*, quiet: bool, verbose: bool) -> None:
-    """Set the log level; an option after the verb only adds to those before it."""
+    """Set the log level; an option after the verb only adds to the options before it."""
     if quiet and verbose:
         raise typer.BadParameter("expected --quiet or --verbose, got both. Leave one of them out.")
     if quiet:
@@ -52,7 +52,7 @@ def is_verbose() -> bool:
 
 
 def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a command to also take ``--quiet`` and ``--verbose``."""
+    """Wrap a command so that it also takes ``--quiet`` and ``--verbose``."""
     hints = typing.get_type_hints(command, include_extras=True)
     parameters = inspect.signature(command).parameters.values()
     plain = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in parameters]

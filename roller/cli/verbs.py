@@ -1,4 +1,4 @@
-"""Verbs of the command line; a verb's module is imported when the verb is used, for a short start."""
+"""Verbs of the command line; a verb's module is imported only when the verb is used, for a quick start."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LazyCommands(MutableMapping[str, Any]):
         self._homes: dict[str, Any] = dict(homes)
 
     def __getitem__(self, name: str) -> Any:
-        """Return a command, built at most once per process."""
+        """Return a command; build it at most once per process."""
         home = self._homes[name]
         return command_at(name, home) if isinstance(home, str) else home
 
@@ -99,7 +99,7 @@ class Verbs(TyperGroup):
 
 @functools.cache
 def command_at(name: str, home: str) -> Any:
-    """Build the command of a function or a Typer group; add ``--quiet`` and ``--verbose`` to each verb."""
+    """Build the command for a function or a Typer group; add ``--quiet`` and ``--verbose`` to each verb."""
     module, _, attribute = home.partition(":")
     target = getattr(importlib.import_module(module), attribute)
     if isinstance(target, typer.Typer):

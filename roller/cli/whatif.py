@@ -66,7 +66,7 @@ def whatif_command(
     as_json: JsonOption = False,
     list_changes: ListOption = False,
 ) -> None:
-    """Predict what a change of a training step would bring, from a profile of it, without a device or PyTorch."""
+    """Predict the effect of a change to a training step from its profile, without a device or PyTorch."""
     from roller.insight.whatif import scenario as scenarios
 
     if list_changes:
@@ -108,7 +108,7 @@ def whatif_command(
 
 
 def _graph(files: list[Path], device: str | None, tf32: bool | None) -> tuple[StepGraph, MemoryOf | None]:
-    """Return the graph of profiles or of an entry file's step, and a memory function, which only an entry file has."""
+    """Return the graph for profiles or an entry file's step, and a memory function, which only an entry file has."""
     from roller.insight.step.replay import from_kineto
 
     if len(files) == 1 and files[0].suffix == ".py":

@@ -1,4 +1,4 @@
-"""Operators x devices: the time of a call on each device, and the cost of a million calls at given rates."""
+"""Operators x devices: the time per call on each device, and the cost of a million calls at given rates."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Cell:
     Parameters
     ----------
     operator, text
-        Its id, and its expression in words.
+        The operator's id, and its expression in words.
     device
         Name of the specification.
     seconds
         Time of one call, replayed without a host, at the sustained clock.
     lower_s, upper_s
-        One expected error below and above.
+        ``seconds`` less and plus the expected error.
     bound
-        Resource that bounds it: ``"compute"``, ``"dram"``, ``"latency"``, ...
+        Resource that bounds the time: ``"compute"``, ``"dram"``, ``"latency"``, ...
     by
-        ``"library"`` or ``"construct"``: the source of the priced program; ``"bytes"`` if none fits the device, so that
-        the time is a lower bound, that of moving the tensors.
+        ``"library"`` or ``"construct"``: the source of the priced program; ``"bytes"`` if no program fits the device;
+        the time is then a lower bound, the time to move the tensors.
     price_per_million
         Cost of a million calls, in the user's currency; ``None`` if the device has no rate.
     fastest, cheapest
@@ -64,24 +64,24 @@ class Cell:
 
     @property
     def is_bound(self) -> bool:
-        """Whether the time, or part of it, is a lower bound: that of moving the tensors."""
+        """Whether the time, or part of it, is a lower bound: the time to move the tensors."""
         return "bytes" in self.by
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Cells of all operators on all devices, operator by operator, with the sum of each device last.
+    """Cells for all operators on all devices, operator by operator, with each device's sum last.
 
     Parameters
     ----------
     policy
-        Whose kernels run.
+        Policy that chooses the kernels.
     devices, operators
-        Names, in the order asked for.
+        Names, in the requested order.
     cells
-        Operator by operator; the last operator is :data:`ALL` if there are several.
+        The cells, operator by operator; if there are several operators, the last one is :data:`ALL`.
     notes
-        Missing features of matrix units, and devices without a rate.
+        Notes on missing features of matrix units, and on devices without a rate.
     currency
         Currency of the rates; ``None`` without rates.
     """
@@ -94,7 +94,7 @@ class Comparison:
     currency: str | None = None
 
     def cell_of(self, operator: str, device: str) -> Cell:
-        """Return the cell of an operator on a device."""
+        """Return the cell for an operator on a device."""
         return next(c for c in self.cells if (c.operator, c.device) == (operator, device))
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def compare(
     prices: RateCard | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> Comparison:
-    """Predict operators on devices, at the sustained clock.
+    """Predict the times of operators on devices, at the sustained clock.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def _price_cell(name: str, expr: TensorExpr, spec: DeviceSpec, kernels: Kernels)
 
 
 def _sum_of_cells(cells: Sequence[Cell]) -> Cell:
-    """Return the sum over one call of every operator, with the bound of the longest."""
+    """Return the sum over one call of each operator, with the bound of the longest one."""
     longest = max(cells, key=lambda c: c.seconds)
     whole, low, high = (sum(getattr(c, n) for c in cells) for n in ("seconds", "lower_s", "upper_s"))
     by = ", ".join(dict.fromkeys(c.by for c in cells))
@@ -175,7 +175,7 @@ def _add_cost(cell: Cell, prices: RateCard | None) -> Cell:
 
 
 def _mark_best_devices(cells: Sequence[Cell]) -> list[Cell]:
-    """Mark the fastest and the cheapest devices of one operator; lower bounds only if all times are."""
+    """Mark the fastest and the cheapest devices for one operator; mark lower bounds only if all times are bounds."""
     sure = [c for c in cells if not c.is_bound] or list(cells)
     fastest = min(c.seconds for c in sure)
     least = min((c.price_per_million for c in sure if c.price_per_million is not None), default=None)
@@ -211,7 +211,7 @@ _DECADES = 50
 
 
 def draw_comparison(found: Comparison, path: str | Path, *, theme: str = "light", width: float = WIDTH) -> None:
-    """Draw time and cost, one row per operator and one mark per device, for a slide."""
+    """Draw times and costs for a slide, with one row per operator and one mark per device."""
     check_picture_path(path)
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -247,7 +247,7 @@ def draw_comparison(found: Comparison, path: str | Path, *, theme: str = "light"
 
 
 def _without_trailing_zeros(text: str) -> str:
-    """Return a time without trailing zeros: ``"10.00 us"`` as ``"10 us"``."""
+    """Return a time without trailing zeros: ``"10 us"`` for ``"10.00 us"``."""
     number, _, unit = text.partition(" ")
     return f"{float(number):g} {unit}"
 
@@ -262,7 +262,7 @@ def _cost_interval(cell: Cell) -> tuple[float, float, float] | None:
 def _draw_panel(
     axes: Any, found: Comparison, colours: Theme, value: Callable[[Cell], tuple[float, float, float] | None]
 ) -> None:
-    """Draw one row per operator, one mark per device, and its expected error as a line."""
+    """Draw one row per operator, with one mark per device and its expected error as a line."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     rows = {name: n for n, name in enumerate(found.operators)}

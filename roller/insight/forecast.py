@@ -1,7 +1,7 @@
 """Predicts the time of a traced step on a device, and whether it fits, by simulating its graph.
 
-The host issues operators one after the other; the device runs their kernels in that order. If the host's lane ends
-last, the step is bound by launches. On a CPU both are one lane. Everything is predicted, at the sustained clock; no
+The host issues operators one after another, and the device runs their kernels in that order. If the host's lane ends
+last, the step is bound by launches. On a CPU, both are one lane. Everything is predicted at the sustained clock; no
 device is used.
 """
 
@@ -45,35 +45,35 @@ class Forecast:
     Parameters
     ----------
     device, policy
-        Name of the specification; whose kernels run.
+        Name of the specification, and the policy that chooses the kernels.
     batch
-        Samples of a step on each device; 0 if the trace does not give them.
+        Samples per step on each device; 0 if the trace does not give them.
     iteration_s
         Time of one steady step.
     lower_s, upper_s
-        One expected error below and above, if the errors of all operators agree.
+        ``iteration_s`` less and plus the expected error, if the errors of all operators have the same sign.
     device_s, host_s
-        Time in which the device works, and time in which the host issues all operators.
+        Time during which the device works, and time the host takes to issue all operators.
     bound_by_launches
-        Whether the host's lane is the critical one; on a processor, whether issuing takes the most of it.
+        Whether the host's lane is critical; on a CPU, whether issuing operators takes most of the time.
     memory
-        Peaks, holders, out of memory.
+        Memory peaks, the tensors that hold memory, and out-of-memory failures.
     unmapped_share
-        Share of the device time of operators that are only priced by their bytes.
+        Share of device time in operators that are priced only by their bytes.
     operators
-        Every operator of the step with its price, in order.
+        All operators of the step with their prices, in order.
     step, host_op_s
         Inputs of ``graph`` and ``timeline``.
     notes
-        Sentences of the trace: values that were read, declared defaults.
+        Sentences from the trace about values that were read and declared defaults.
     devices
         Number of devices that train together.
     links_s, exposed_s
-        Time in which their links work in a step, and its part for which the devices wait.
+        Time in a step during which the devices' links work, and the part of it for which the devices wait.
     amp, checkpoint
-        Precision of the trace, and the modules that it recomputes in backward.
+        Precision of the trace, and the modules that are recomputed in backward.
     samples
-        Samples of a step on each device: its batch, as often as gradients are accumulated.
+        Samples per step on each device: the batch times the number of gradient accumulation steps.
     """
 
     device: str
@@ -99,7 +99,7 @@ class Forecast:
     samples: float = 0.0
 
     def _repr_html_(self) -> str:
-        """Return an HTML table of the operators by name for a notebook, headed by the step and its interval."""
+        """Return an HTML table of the operators by name for a notebook, headed by the step time and its interval."""
         rows = (
             (x.name, x.kernels, seconds_text(x.compute_us / 1e6), f"{x.share:.1%}", x.resource)
             for x in self.by_operator()
@@ -121,12 +121,12 @@ class Forecast:
 
     @property
     def timeline(self) -> Timeline:
-        """Simulated times of the tasks of ``graph``; the last one ends after ``iteration_s``."""
+        """Simulated times of the tasks in ``graph``; the last one ends after ``iteration_s``."""
         return self._simulated_graph[1]
 
     @property
     def kind(self) -> Literal["predicted", "calibrated"]:
-        """``"calibrated"`` if ``roller probe`` measured rates on the device itself, else ``"predicted"``."""
+        """``"calibrated"`` if ``roller probe`` measured rates on the device itself, otherwise ``"predicted"``."""
         return "calibrated" if is_calibrated(self.step.spec) else "predicted"
 
     @property
@@ -138,7 +138,7 @@ class Forecast:
 
     @property
     def throughput(self) -> float:
-        """Samples per second of all devices; 0 if the batch is unknown, or the step does not fit."""
+        """Samples per second over all devices; 0 if the batch is unknown or the step does not fit."""
         fits = self.memory.fits and self.iteration_s
         return self.devices * (self.samples or self.batch) / self.iteration_s if fits else 0.0
 
@@ -150,17 +150,17 @@ class Forecast:
         return breakdown(self.graph, self.timeline, key)
 
     def by_operator(self) -> list[BreakdownRow]:
-        """Return the operators by name, the one that computes longest first."""
+        """Return the operators by name, the one with the longest compute time first."""
         return self._rows_by_compute_time("operator")
 
     def by_module(self, depth: int | None = None) -> list[BreakdownRow]:
-        """Return the modules, the one that computes longest first; paths are cut after ``depth`` names."""
+        """Return the modules, the one with the longest compute time first; paths are cut after ``depth`` names."""
         return self._rows_by_compute_time(
             lambda task: ".".join(task.context.module.split(".")[:depth]) or "(top level)"
         )
 
     def by_phase(self) -> list[BreakdownRow]:
-        """Return forward, backward and optimizer, the one that computes longest first."""
+        """Return forward, backward and optimizer, the one with the longest compute time first."""
         return self._rows_by_compute_time("phase")
 
     def _rows_by_compute_time(self, key: Key | Callable[[Task], str]) -> list[BreakdownRow]:
@@ -225,30 +225,31 @@ def forecast(
     Parameters
     ----------
     trace
-        As :func:`roller.trace` gives it.
+        A trace from :func:`roller.trace`.
     device
         The specification of a GPU or a processor, or its name.
     policy
-        ``"library"``: kernels of PyTorch and the libraries below it, generated ones where the step compiles itself.
-        ``"compiled"``: forward and backward as ``torch.compile`` runs them. ``"roller"``: the fastest constructed
-        program.
+        ``"library"``: kernels of PyTorch and its libraries, and generated kernels where the step itself compiles.
+        ``"compiled"``: forward and backward as run by ``torch.compile``. ``"roller"``: the fastest constructed
+        programs.
     host_op_s
-        Host time of one operator that launches.
+        Host time per operator that launches kernels.
     settings
-        Of the caching allocator.
+        Settings of the caching allocator.
     kernels
-        Prices computed before, for the same device (``spec.sustained``) and policy; by default those of the cache.
+        Earlier prices for the same device (``spec.sustained``) and policy; by default, prices from the cache.
     devices
         Number of devices in one machine that train together with ``DistributedDataParallel``, each on the trace's
         batch.
     tf32
-        Whether float32 convolutions and products may be computed in TF32, where the device has it; ``None`` for what
-        the trace says: PyTorch's switches.
+        Whether float32 convolutions and products may be computed in TF32, if the device supports it; ``None``: as
+        PyTorch's switches were set in the trace.
 
     Raises
     ------
     RollerError
-        No such device or policy, a device of another kind, several processors, or an invalid host time.
+        If the device or policy is unknown, the device is of another kind, several processors are requested, or the host
+        time is invalid.
 
     Examples
     --------
@@ -274,7 +275,7 @@ def _forecast_step(
     trace: Trace, spec: DeviceSpec, policy: str, host_op_s: float, settings: AllocatorSettings | None,
     kernels: Kernels | None, devices: int, tf32: bool | None,
 ) -> Forecast:  # fmt: skip
-    """Return the forecast of the last step of a trace."""
+    """Return the forecast for the last step of a trace."""
     step = price_step(trace, spec, policy, kernels=kernels, tf32=tf32)
     graph, trace = _graph_on_devices(step, host_op_s, devices)
     run = simulate(graph)
@@ -298,7 +299,7 @@ def _forecast_step(
 
 
 def _mean_of_steps(last: Forecast, others: Sequence[Forecast]) -> Forecast:
-    """Return one forecast of steps that differ: means of their times, and the operators of the longest one."""
+    """Return one forecast for steps that differ: the means of their times, and the operators of the longest step."""
     steps = (last, *others)
     names = ("iteration_s", "lower_s", "upper_s", "device_s", "host_s", "links_s", "exposed_s", "unmapped_share")
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
@@ -308,13 +309,13 @@ def _mean_of_steps(last: Forecast, others: Sequence[Forecast]) -> Forecast:
 
 
 def _graph_on_devices(step: PricedStep, host_op_s: float, devices: int) -> tuple[StepGraph, Trace]:
-    """Return the graph of a step on one of ``devices`` devices, and the trace with the memory of its buckets."""
+    """Return a step's graph on one of ``devices`` devices, and the trace with the memory of its gradient buckets."""
     graph = graph_of_priced_step(step, host_op_s)
     return (graph, step.trace) if devices == 1 else _graph_on_several_devices(step, graph, devices)
 
 
 def _graph_on_several_devices(step: PricedStep, graph: StepGraph, devices: int) -> tuple[StepGraph, Trace]:
-    """Return the graph of one of several devices that train together, and the trace with the buckets in its memory."""
+    """Return the graph for one of several devices that train together, and the trace with bucket memory."""
     if not step.spec.traits.discrete:
         raise RollerError(
             f"forecast: device: expected one processor, got {devices} of '{step.spec.name}', whose links are not "

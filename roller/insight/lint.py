@@ -1,8 +1,8 @@
-"""Finds the sizes of a model that slow its kernels down, and the nearest aligned ones, by prediction alone.
+"""Finds sizes that slow down a model's kernels, and the nearest aligned sizes, by prediction alone.
 
 A size that is not a multiple of the device's transactions, vectors and fragments leaves part of each idle. For the
-kernels with most of the model's time, sizes are padded to multiples of powers of two; a kernel of the padded sizes is
-constructed and priced like the kernel itself. The advice is the least padding that keeps the gain.
+kernels that take most of the model's time, sizes are padded to multiples of powers of two; a kernel with the padded
+sizes is constructed and priced like the original kernel. The advice is the smallest padding that keeps the gain.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Pad:
     Parameters
     ----------
     value, dim
-        Name of a value of the model that has the size, preferably a weight, and the dimension.
+        Name of a value in the model that has the size, preferably a weight, and the dimension.
     extent, padded
-        Present and proposed number of elements.
+        Current and proposed number of elements.
     weight
-        Whether a weight has the size, so that the model's author can choose it; else only the model's caller can.
+        Whether a weight has the size, so that the model's author can choose it; otherwise, only the model's caller can.
     """
 
     value: str
@@ -66,21 +66,21 @@ class Advice:
     Parameters
     ----------
     kernel
-        The kernel, by the names of the model's nodes.
+        The kernel, identified by the names of the model's nodes.
     runs
-        Number of its runs in the model.
+        Number of times that the kernel runs in the model.
     pads
         Sizes that are padded together.
     seconds, padded_s
-        Time of one run, as it is and padded.
+        Time of one run without and with padding.
     share
-        Share of the model's time of all its runs.
+        Share of the model's time in all runs of the kernel.
     more_flops
-        Operations of the padded kernel over those of the kernel, less one.
+        Operations of the padded kernel divided by those of the original kernel, minus one.
     model_gain
-        Time of the model over its time with the padding.
+        Time of the model divided by its time with the padding.
     resource, padded_resource
-        Resource that bounds the kernel before and after.
+        Resource that bounds the kernel before and after padding.
     expression, padded
         Both kernels, to construct, explain or compile.
     """
@@ -100,7 +100,7 @@ class Advice:
 
     @property
     def gain(self) -> float:
-        """Time of the kernel over that of the padded one."""
+        """Time of the original kernel divided by the time of the padded kernel."""
         return self.seconds / self.padded_s
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Lint:
-    """The advice for one model on one device, the largest gain first.
+    """The advice for one model on one device, largest gain first.
 
     Parameters
     ----------
@@ -125,10 +125,10 @@ class Lint:
     seconds
         Predicted time of one inference.
     kernels, examined
-        Different kernels of the model, and those that were examined: with at least 2 % of its time each, and a size
-        that can be padded.
+        Number of distinct kernels in the model, and number of examined kernels: those with at least 2 % of its time and
+        a size that can be padded.
     advice
-        Every kernel that gains; empty if all sizes are aligned.
+        Advice for every kernel that gains; empty if all sizes are aligned.
     """
 
     device: str
@@ -139,7 +139,7 @@ class Lint:
     advice: tuple[Advice, ...]
 
     def __str__(self) -> str:
-        """Return the advice, a sentence each."""
+        """Return the advice, one sentence each."""
         first = (
             f"{self.model} on {self.device}: {self.seconds * 1e3:.3f} ms predicted, {counted(self.kernels, 'kernel')}"
         )
@@ -160,34 +160,35 @@ def lint(
     policy: str = "roller",
     least_gain: float = LEAST_GAIN,
 ) -> Lint:
-    """Find the sizes of a model that slow its kernels down on a device, and the nearest aligned ones.
+    """Find sizes in a model that slow down its kernels on a device, and the nearest aligned sizes.
 
     Parameters
     ----------
     model
-        Path or bytes of an ONNX model, or a ``torch.nn.Module`` with ``examples`` of its arguments.
+        Path or bytes of an ONNX model, or a ``torch.nn.Module``, which needs ``examples`` of its arguments.
     device
-        A specification, or its name.
+        A specification or its name.
     examples
-        Arguments of a module, in its order.
+        Example arguments of a module, in order.
     batch, shapes
-        As for :func:`roller.compile_model`.
+        See :func:`roller.compile_model`.
     policy
-        Whose kernels: ``"roller"``, the fastest constructed program of each, or ``"library"``, a library's (GPUs).
+        Policy that chooses the kernels: ``"roller"``, the fastest constructed programs, or ``"library"``, a library's
+        kernels (GPUs only).
     least_gain
-        Least time of a kernel over that of the padded one for an advice (a factor above 1).
+        Smallest ratio of a kernel's time to its padded time that is worth an advice (a factor above 1).
 
     Raises
     ------
     RollerError
-        ``least_gain`` is no factor above 1, the policy is unknown, or examples are missing or too many.
+        If ``least_gain`` is not a factor above 1, the policy is unknown, or there are too few or too many examples.
     ModelError
-        The file is no model, or holds operators that cannot be lowered.
+        If the file is not a model, or contains operators that cannot be lowered.
 
     Notes
     -----
-    A kernel is priced alone, at the sustained clock. Zeros next to the old elements change no result; the time to pad a
-    tensor other than a weight is not priced.
+    Each kernel is priced alone, at the sustained clock. Zeros next to the original elements do not change any result;
+    the time to pad tensors other than weights is not priced.
     """
     from roller.arguments import target_of
     from roller.models.compile import partitioned, read
@@ -206,7 +207,7 @@ def lint(
 
 
 def _model_source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
-    """Return a model as an argument of :func:`read`, and a name if it has none of its own."""
+    """Return a model as an argument for :func:`read`, and a name if it has none of its own."""
     if not hasattr(model, "parameters") or isinstance(model, type):
         if examples:
             raise RollerError(f"lint: expected no examples beside an ONNX model, got {len(examples)}. Leave them out.")
@@ -260,7 +261,7 @@ def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, le
 
 
 def _named_padding(size: Size, padded: int, expr: TensorExpr, run: Run, program: Program) -> Pad:
-    """Return the padding of a size, named after a weight that has it, else an input, else an output."""
+    """Return the padding of a size, named after a weight with that size, or else an input, or else an output."""
     names = dict(
         itertools.chain(
             zip((t.name for t in expr.inputs), run.inputs, strict=True), zip(expr.outputs, run.outputs, strict=True)

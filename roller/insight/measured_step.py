@@ -1,4 +1,4 @@
-"""``measure_step``: runs an entry file's step on this machine's processor, and times it and its operators."""
+"""``measure_step``: runs an entry file's step on this machine's processor, and times the step and its operators."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from roller.insight.trace.trace import Trace
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step that ran on this machine, the result of :func:`measure_step`.
+    """A step that ran on this machine; returned by :func:`measure_step`.
 
     Parameters
     ----------
     trace
-        Operators, allocations and frees of the first calls of the step, on real tensors; in its options also
+        Operators, allocations and frees of the first calls of the step, on real tensors; its options also include
         ``threads`` and ``processor``.
     operator_s
-        Seconds of each operator of ``trace.steady()``: the median over several later steps, of the call alone. Some
-        microseconds of PyTorch's dispatch are in each.
+        Seconds of each operator in ``trace.steady()``: the median over several later steps, for the call alone. Each
+        includes some microseconds of PyTorch's dispatch.
     iteration_s, lower_s, upper_s
-        Seconds of a step in a loop of plain steps, without anything that records: the median of blocks of three, and
-        the interval that contains it with 95 % (the least and the greatest of fewer than six blocks). Where other work
-        disturbed the blocks, ``lower_s`` is what is left without all that it took.
+        Seconds per step in a loop of plain steps, without recording: the median of blocks of three steps, and its 95 %
+        confidence interval (the minimum and maximum for fewer than six blocks). If other programs disturbed the blocks,
+        ``lower_s`` excludes all the time that they took.
     is_stable
-        Whether at least five blocks were undisturbed, and the interval is narrower than a tenth of the median. If not,
-        ``notes`` say why, and the interval is all that is known.
+        Whether at least five blocks were undisturbed and the interval is narrower than a tenth of the median. If not,
+        ``notes`` say why, and only the interval is known.
     samples_s
-        Seconds of a step in each block that counts.
+        Seconds per step in each block that counts.
     process_peak_bytes
-        Most resident memory of the whole process during the loop, PyTorch and interpreter included; 0 if unknown.
+        Peak resident memory of the whole process during the loop, including PyTorch and the interpreter; 0 if unknown.
     machine
-        Processor, threads and version of PyTorch.
+        Processor, number of threads and PyTorch version.
     notes
         Sentences for the report.
     operator_interval_s
-        Interval of each operator that contains its median with 95 % (minimum and maximum of fewer than six times); both
-        ends equal the median if the operator was timed once. Empty if unknown.
+        95 % confidence interval of each operator's median (minimum and maximum for fewer than six times); both ends
+        equal the median if the operator was timed once. Empty if unknown.
     """
 
     trace: Trace
@@ -60,7 +60,7 @@ class MeasuredStep:
 
     @property
     def untracked_s(self) -> float:
-        """Seconds of a step outside of its operators: Python, autograd's engine, frees; below 0 by noise alone."""
+        """Seconds of a step outside its operators: Python, autograd's engine, frees; negative only because of noise."""
         return self.iteration_s - math.fsum(self.operator_s)
 
     @property
@@ -70,7 +70,7 @@ class MeasuredStep:
 
     @property
     def samples_per_s_interval(self) -> tuple[float, float]:
-        """Least and greatest samples per second, from the interval of the time."""
+        """Minimum and maximum samples per second, from the interval of the time."""
         return self.trace.samples / self.upper_s, self.trace.samples / self.lower_s if self.lower_s else math.inf
 
 
@@ -83,33 +83,33 @@ def measure_step(
     python: str = sys.executable,
     budget_s: float = 60.0,
 ) -> MeasuredStep:
-    """Run an entry file's step for real, in a process of its own, on this machine's processor.
+    """Run and time an entry file's step in a separate process on this machine's processor.
 
-    The step trains: nothing outside of that process changes, unless the file itself writes something. PyTorch chooses
-    the number of threads. ``torch.compile`` is left out, as in a trace, with a note.
+    The step trains, but nothing outside that process changes unless the file itself writes something. PyTorch chooses
+    the number of threads. As in a trace, ``torch.compile`` is skipped, with a note.
 
     Parameters
     ----------
     entry
-        A Python file with ``model_provider``, ``input_provider`` and ``iteration_provider``, as
-        :func:`roller.trace_entry` takes it.
+        A Python file with ``model_provider``, ``input_provider`` and ``iteration_provider``, as for
+        :func:`roller.trace_entry`.
     batch
-        Samples of a step; by default that of ``input_provider``.
+        Samples per step; by default, the default of ``input_provider``.
     amp
-        ``"bf16"`` runs the step in ``torch.autocast("cpu")``; ``None`` or ``"fp32"`` as it is.
+        ``"bf16"`` runs the step in ``torch.autocast("cpu")``; ``None`` or ``"fp32"`` runs it unchanged.
     checkpoint
-        As in :func:`roller.trace`.
+        See :func:`roller.trace`.
     python
-        Interpreter of the project, which needs roller and PyTorch; by default this one.
+        Interpreter of the project, which needs roller and PyTorch; by default, the current one.
     budget_s
-        Seconds for timing, after the calls that are recorded; exceeded only for the least number of steps.
+        Seconds for timing, after the recorded calls; exceeded only to reach the minimum number of steps.
 
     Raises
     ------
     ModelError
-        A provider is missing or raises, the step uses CUDA, or its process ended.
+        If a provider is missing or raises an error, the step uses CUDA, or its process ended.
     Cancelled
-        A listener (:func:`roller.listening`) has cancelled it; its stage is ``"measure"``.
+        If a listener (:func:`roller.listening`) cancelled the measurement, whose stage is ``"measure"``.
 
     Examples
     --------

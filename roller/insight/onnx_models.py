@@ -17,9 +17,9 @@ from roller.perf.unit_notes import unit_notes
 
 @dataclass(frozen=True)
 class KernelShare:
-    """A kernel of the model: all its ``runs`` take ``seconds``, ``share`` of the model's time.
+    """A kernel of the model: all its ``runs`` together take ``seconds``, a ``share`` of the model's time.
 
-    ``lower`` and ``upper`` are one expected error below and above, ``None`` if it is unknown.
+    ``lower`` and ``upper`` are the time less and plus the expected error; ``None`` if the error is unknown.
     """
 
     name: str
@@ -38,21 +38,21 @@ class ModelForecast:
     Parameters
     ----------
     device, policy, model
-        Names of the specification, of whose kernels run, and of the model.
+        Names of the specification, of the policy that chooses the kernels, and of the model.
     batch
-        Samples of an inference; 0 if the model's inputs do not give them.
+        Samples per inference; 0 if the model's inputs do not give them.
     iteration_s
-        Time of one inference: its kernels one after the other, replayed without a host.
+        Time of one inference: its kernels run one after another, replayed without a host.
     lower_s, upper_s
-        One expected error below and above, if all errors agree.
+        ``iteration_s`` less and plus the expected error, if all errors have the same sign.
     weights_bytes, arena_bytes
         Bytes of constants, and of the arena of intermediate tensors.
     kernels
-        Every kernel, the most expensive first.
+        All kernels, the most expensive first.
     notes
-        Missing features of the device's matrix unit.
+        Notes on missing features of the device's matrix unit.
     kind
-        ``"calibrated"`` if ``roller probe`` measured rates on the device itself, else ``"predicted"``.
+        ``"calibrated"`` if ``roller probe`` measured rates on the device itself, otherwise ``"predicted"``.
     """
 
     device: str
@@ -74,7 +74,7 @@ class ModelForecast:
         return self.batch / self.iteration_s if self.iteration_s else 0.0
 
     def _repr_html_(self) -> str:
-        """Return an HTML table of the kernels for a notebook, headed by the inference and its interval."""
+        """Return an HTML table of the kernels for a notebook, headed by the inference time and its interval."""
         rows = (
             (x.name, x.runs, seconds_text(x.seconds), _ends_text(x.lower, x.upper), x.resource) for x in self.kernels
         )
@@ -99,23 +99,24 @@ def forecast_onnx(
     shapes: Mapping[str, Sequence[int]] | None = None,
     policy: str = "roller",
 ) -> ModelForecast:
-    """Predict one inference of an ONNX model, its nodes fused into kernels as :func:`roller.compile_model` fuses them.
+    """Predict one inference of an ONNX model, with its nodes fused into kernels as in :func:`roller.compile_model`.
 
     Parameters
     ----------
     model
         Path or bytes.
     device
-        A specification, or its name.
+        A specification or its name.
     batch, shapes
-        As for :func:`roller.compile_model`.
+        See :func:`roller.compile_model`.
     policy
-        ``"roller"``: the fastest constructed program of every kernel. ``"library"``: a library's program of each.
+        ``"roller"``: the fastest constructed program of every kernel. ``"library"``: a library's program for each
+        kernel.
 
     Raises
     ------
     ModelError
-        The file is no model, or holds operators that cannot be lowered.
+        If the file is not a model, or contains operators that cannot be lowered.
     """
     from roller.arguments import target_of
     from roller.models.compile import partitioned, read

@@ -1,4 +1,4 @@
-"""Traces a user's project in a process of its own: tracing sets global hooks, and loads the user's modules."""
+"""Traces a user's project in a separate process, since tracing sets global hooks and loads the user's modules."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
-#: Between two looks at whether the caller has cancelled.
+#: Seconds between two checks of whether the caller has cancelled.
 _POLL_S = 0.1
-#: A process that was killed is gone within.
+#: Seconds within which a killed process ends.
 _LEAVE_S = 10.0
 
 
 class ProjectTracer:
     """A process that traces one entry file, started at the first request.
 
-    It is started again where a file that the project loaded has changed, after a failure, and after a cancelled
-    trace (:class:`~roller.insight.trace.progress.Cancelled`). Close it, or use it in a ``with``.
+    The process is restarted if a file that the project loaded has changed, after a failure, and after a cancelled trace
+    (:class:`~roller.insight.trace.progress.Cancelled`). Close the tracer, or use it in a ``with`` statement.
 
     Parameters
     ----------
     entry
         The entry file.
     calls
-        As in :func:`roller.trace`.
+        See :func:`roller.trace`.
     python
-        Interpreter of the project, which needs roller and PyTorch; by default this one.
+        Interpreter of the project, which needs roller and PyTorch; by default, the current one.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class ProjectTracer:
             print(step.forecast("h100").iteration_s)
     """
 
-    #: What the process runs, with the entry file as its argument.
+    #: Module that the process runs, with the entry file as its argument.
     worker = "roller.insight.project_worker"
 
     def __init__(self, entry: str | Path, *, calls: int | None = None, python: str = sys.executable) -> None:
@@ -72,19 +72,19 @@ class ProjectTracer:
         Raises
         ------
         ModelError
-            The entry file cannot be traced, or its process ended.
+            If the entry file cannot be traced, or its process ended.
         Cancelled
-            The caller has cancelled the trace.
+            If the caller cancelled the trace.
         """
         return Retracer(self._locked, TraceOptions(), TracedStep.of)(options or TraceOptions())
 
     def close(self) -> None:
-        """Stop the process, if any, when a request of another thread is answered."""
+        """Stop the process, if any, once any request from another thread has been answered."""
         with self._lock:
             self._stop()
 
     def kill(self) -> None:
-        """Kill the process, if any, without waiting: a request of another thread then fails."""
+        """Kill the process, if any, without waiting; a request from another thread then fails."""
         process = self._process
         if process is not None:
             process.kill()
@@ -101,16 +101,16 @@ class ProjectTracer:
         self.close()
 
     def measure(self, options: TraceOptions, budget_s: float) -> tuple[Trace, dict[str, Any]]:
-        """Return the trace of a step that ran in the process, and what was measured of it.
+        """Return the trace of a step that ran in the process, and its measurements.
 
-        The project has run there afterwards, so the process takes no other request.
+        Since the project has then run in the process, the process takes no further request.
 
         Raises
         ------
         ModelError
-            The step fails, or its process ended.
+            If the step fails, or its process ended.
         Cancelled
-            The caller has cancelled the measurement.
+            If the caller cancelled the measurement.
         """
         with self._lock:
             self._stop()
@@ -142,7 +142,7 @@ class ProjectTracer:
         }  # fmt: skip
 
     def _ask(self, request: dict[str, Any], wanted: str) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the answer to a request; ``wanted`` is what a step is expected to do."""
+        """Return the answer to a request; ``wanted`` describes what a step is expected to do."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -151,7 +151,7 @@ class ProjectTracer:
         except ChannelClosed:
             raise self._ended() from None
         except BaseException:
-            self.close()  # cancelled or interrupted: what it would answer later belongs to no request
+            self.close()  # cancelled or interrupted: a later answer would not belong to any request
             raise
         if reply.get("problems"):
             raise ProviderErrors.of_rows(reply["problems"])
@@ -163,11 +163,11 @@ class ProjectTracer:
         return reply, blobs
 
     def _environment(self) -> dict[str, str]:
-        """Return further variables of the process."""
+        """Return additional environment variables for the process."""
         return {}
 
     def _reply(self, fd: int) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the answer; whoever listens is told of the progress before it, and may cancel meanwhile."""
+        """Return the answer; report progress to listeners before it arrives, who may cancel in the meantime."""
         last: tuple[str, int, int] = ("trace", 0, 0)
         while True:
             if not select.select([fd], [], [], _POLL_S)[0]:
@@ -217,7 +217,7 @@ class ProjectTracer:
 
 
 def _state(file: str) -> tuple[int, int]:
-    """Return what changes with a file's content: time of its last change, and size."""
+    """Return properties that change with a file's content: its modification time and size."""
     try:
         found = os.stat(file)
     except OSError:

@@ -1,7 +1,7 @@
 """``python -m roller.insight.project_worker ENTRY``: traces or measures an entry file for ``project_tracer``.
 
-Requests come on standard input, answers go to what was standard output. The user's code finds no input, and what it
-prints goes to standard error.
+Requests arrive on standard input, and answers go to the original standard output. The user's code gets no input, and
+its output goes to standard error.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 
-#: Progress is told no more often.
+#: Progress is not reported more often.
 _EVERY_S = 0.05
 
 
 def main(entry: str) -> None:
-    """Answer requests until the other end is gone."""
+    """Answer requests until the other end closes."""
     again: Retracer[Trace] | None = None
 
     def answer(request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
@@ -46,7 +46,7 @@ def main(entry: str) -> None:
 
 
 def answer_requests(answer: Callable[[dict[str, Any]], tuple[dict[str, Any], Trace]]) -> None:
-    """Answer requests with an answer and a trace each until the other end is gone; errors are answers, too."""
+    """Answer each request with an answer and a trace until the other end closes; errors are answers, too."""
     requests, answers = take_pipes()
     own = os.getpid()
     with contextlib.suppress(ChannelClosed):
@@ -68,9 +68,9 @@ def answer_requests(answer: Callable[[dict[str, Any]], tuple[dict[str, Any], Tra
 
 
 def take_pipes() -> tuple[int, int]:
-    """Return the ends of the pipes for requests and answers; this process ends when their other ends are gone.
+    """Return the pipe ends for requests and answers; this process ends when their other ends close.
 
-    Standard input is empty from now on, and standard output goes to standard error.
+    From now on, standard input is empty, and standard output goes to standard error.
     """
     requests, answers = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -84,15 +84,15 @@ def take_pipes() -> tuple[int, int]:
 
 
 def _end_with(requests: int) -> None:
-    """End this process when the other end of a pipe is gone, whatever the user's code is doing."""
+    """End this process when the other end of a pipe closes, whatever the user's code is doing."""
     watch = select.poll()
-    watch.register(requests, 0)  # that it is closed is always told
+    watch.register(requests, 0)  # its end is always reported
     watch.poll()
     os._exit(1)
 
 
 def _end_unless(own: int) -> None:
-    """End a process that is not ``own``: one that the user's code has forked, and that left it by an exception."""
+    """End a process that is not ``own``: one that the user's code forked and that left the code by an exception."""
     if os.getpid() != own:
         os._exit(0)
 
@@ -117,7 +117,7 @@ def _measured(entry: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trac
 
 
 def options_of(request: dict[str, Any]) -> TraceOptions:
-    """Return the options of a request."""
+    """Return the options in a request."""
     device = request["device"]
     return TraceOptions(
         request["batch"], device_rules(device), request["amp"], request["checkpoint"], request.get("release")
@@ -125,17 +125,17 @@ def options_of(request: dict[str, Any]) -> TraceOptions:
 
 
 def device_rules(device: Any) -> DeviceRules | None:
-    """Return the rules of a device as a request has them."""
+    """Return the rules of a device in the format of requests."""
     return None if device is None else DeviceRules(device[0], (device[1][0], device[1][1]))
 
 
 def progress_sender(answers: int) -> Callable[[str, int, int], None]:
-    """Return a listener that sends progress through a pipe, not too often."""
+    """Return a listener that sends progress through a pipe at a limited rate."""
     return every_so_often(lambda *progress: send(answers, {"progress": list(progress)}))
 
 
 def every_so_often(tell: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
-    """Return a listener that passes progress on, not too often."""
+    """Return a listener that passes progress on at a limited rate."""
     told = time.monotonic()
 
     def listener(stage: str, done: int, total: int) -> None:
@@ -148,7 +148,7 @@ def every_so_often(tell: Callable[[str, int, int], None]) -> Callable[[str, int,
 
 
 def _files() -> list[str]:
-    """Return the files of the project that are loaded: where one changes, another process has to trace."""
+    """Return the project's loaded files; if one of them changes, another process has to trace."""
     from roller.insight.trace.pytorch.stacks import Stacks
 
     stacks = Stacks(Path.cwd())

@@ -1,4 +1,4 @@
-"""The user's hourly rates of devices, each with a source and a date."""
+"""The user's hourly rates for devices, each with a source and a date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLD_DAYS = 180
 
 @dataclass(frozen=True)
 class HourlyRate:
-    """The price of an hour of one device, with its source and date."""
+    """The price of one device per hour, with its source and date."""
 
     per_hour: float
     source: str
@@ -36,19 +36,19 @@ class RateCard:
     devices: Mapping[str, HourlyRate]
 
     def per_hour(self, device: str) -> float | None:
-        """Return the price of an hour of a device; ``None`` if the card lacks it."""
+        """Return the price of a device per hour; ``None`` if the card does not list the device."""
         found = self.devices.get(device)
         return None if found is None else found.per_hour
 
     def missing(self, name: str) -> str:
-        """Return a sentence if the card lacks a device; else ``""``."""
+        """Return a sentence if the card does not list a device; otherwise ``""``."""
         if name in self.devices:
             return ""
         known = f" (only for {', '.join(sorted(self.devices))})" if self.devices else ""
         return f"No price for {name or 'an unnamed device'}{known}: its cost is not shown."
 
     def old_prices(self, names: Iterable[str], today: date_type | None = None) -> tuple[str, ...]:
-        """Return a sentence for each of some devices whose price is old."""
+        """Return a sentence for each of the given devices whose price is old."""
         return tuple(
             f"The price of {name} is from {rate.date} ({rate.source}), more than {OLD_DAYS} days old: update it."
             for name in dict.fromkeys(names)
@@ -62,13 +62,13 @@ def read_rate_card(path: str | Path) -> RateCard:
     Parameters
     ----------
     path
-        A YAML file: ``currency`` and, by device, ``per_hour``, ``source`` and ``date``. All are needed: a price
-        without source and date cannot be trusted.
+        A YAML file: ``currency`` and, by device, ``per_hour``, ``source`` and ``date``. All are required: a price
+        without a source and a date cannot be trusted.
 
     Raises
     ------
     RollerError
-        The file cannot be read, or has another format.
+        If the file cannot be read or has another format.
     """
     import yaml
 

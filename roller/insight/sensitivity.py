@@ -1,4 +1,4 @@
-"""Sensitivity of the time of a model, or of a training step, to the numbers of a device, with fixed kernels."""
+"""Sensitivity of the time of a model or training step to the numbers of a device, with fixed kernels."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from roller.templates.common.options import ConstructOptions
 
 #: Function that estimates one kernel on any device.
 Program = Callable[[DeviceSpec], Estimate]
-#: Expression and the library's policy -> the program chosen on the base device; ``None`` where none fits it.
+#: Expression and the library's policy -> the program chosen on the base device; ``None`` if no program fits it.
 Programs = dict[tuple[TensorExpr, str], Program | None]
 
 
 @dataclass(frozen=True)
 class WholeSensitivity:
-    """The sensitivity of the time of a model or a step to a device's numbers, and notes on its prices."""
+    """The sensitivity of a model's or step's time to a device's numbers, and notes on its prices."""
 
     sensitivity: Sensitivity
     notes: tuple[str, ...]
 
 
 class _Fixed(Kernels):
-    """Prices of kernels with the programs chosen for a base device."""
+    """Prices of kernels with the programs that were chosen for a base device."""
 
     def __init__(self, spec: DeviceSpec, policy: str, programs: Programs, base: DeviceSpec) -> None:
         super().__init__(spec, policy)
@@ -56,7 +56,7 @@ class _Fixed(Kernels):
 
 
 def _chosen_program(expr: TensorExpr, spec: DeviceSpec, policy: str, library: str) -> Program | None:
-    """Return the estimator of the program chosen on a device; ``None`` if none fits it."""
+    """Return the estimator for the program chosen on a device; ``None`` if no program fits the device."""
     from roller.construction.constructor import construct_candidates
     from roller.construction.library import library_program
     from roller.construction.program_names import estimate_named
@@ -82,7 +82,7 @@ def sensitivity_of_step(
     amp: str | None = None,
     policy: str = "library",
 ) -> WholeSensitivity:
-    """Return the sensitivity of the device time of a training step to the numbers of a device."""
+    """Return the sensitivity of a training step's device time to the numbers of a device."""
     check_policy(policy)
     trace = step.at(batch=batch, device=device, amp=amp) if isinstance(step, TracedStep) else step
     trace = trace_as_run(trace, policy, on_gpu=device.traits.blocks)
@@ -112,7 +112,7 @@ def _with_fixed_kernels(
     def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
         try:
             return (seconds(_Fixed(spec.sustained, policy, programs, device.sustained)),)
-        except RollerError:  # a program that the changed device has no room for
+        except RollerError:  # a program that does not fit the changed device
             return (math.inf,)
 
     found = of_price(device, (name,), total_seconds, anew=False, fields=_varied_fields(device))

@@ -1,4 +1,4 @@
-"""Compares devices, counts, batches and precisions: time, memory, and the cost of a sample at the user's rates."""
+"""Compares devices, counts, batches and precisions: time, memory, and the cost per sample at the user's rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
-#: The word for the largest batch that fits.
+#: Word for the largest batch that fits.
 LARGEST = "max"
 __getattr__ = getattr_for_moved_names(__name__, ("roller.insight.rate_card",))
 _PICTURES = (".png", ".svg", ".pdf")
@@ -35,15 +35,15 @@ class Choice:
     Parameters
     ----------
     device, devices
-        Name, and the number of devices that share the batch.
+        Name of the device, and the number of devices that share the batch.
     batch
-        Samples of a step on all devices; 0 if not even one sample per device fits.
+        Samples per step on all devices together; 0 if not even one sample per device fits.
     amp, checkpoint
         Precision, and whether blocks are recomputed in backward.
     forecast
-        Forecast of one device's part; ``None`` if nothing fits.
+        Forecast for one device's part; ``None`` if nothing fits.
     price_per_million
-        Cost of a million samples, in the user's currency; ``None`` if the step does not fit, or the rate is unknown.
+        Cost of a million samples, in the user's currency; ``None`` if the step does not fit or the rate is unknown.
     front
         Whether the row is on the Pareto front of cost and speed; without rates, whether no other row is faster.
     said
@@ -94,18 +94,19 @@ def sweep(
     prices: RateCard | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> list[Choice]:
-    """Return a row for every device, batch, precision and checkpointing, with the Pareto front marked.
+    """Return a row for every device, batch, precision and checkpointing option, with the Pareto front marked.
 
     Parameters
     ----------
     step
-        As :func:`roller.trace` gives it.
+        A step returned by :func:`roller.trace`.
     devices
-        Specifications, and the number of each that train together.
+        Specifications, each with the number of devices that train together.
     batches
-        Samples of a step on all devices together; ``"max"`` for the largest that fits; ``None`` for the step's own.
+        Samples per step on all devices together; ``"max"`` for the largest batch that fits; ``None`` for the step's own
+        batch.
     amps, checkpoints, policy
-        As for :meth:`~roller.insight.traced_step.TracedStep.forecast`.
+        See :meth:`~roller.insight.traced_step.TracedStep.forecast`.
     prices
         Hourly rates of devices.
     done
@@ -114,7 +115,7 @@ def sweep(
     Raises
     ------
     RollerError
-        A batch cannot be shared evenly, or the step fails under the options.
+        If a batch cannot be divided evenly, or the step fails under the options.
     """
     rows: list[Choice] = []
     failed: list[ModelError] = []
@@ -127,7 +128,7 @@ def sweep(
                         row = _forecast_row(step, spec, count, batch, amp, checkpoint, policy)
                     except (
                         ModelError
-                    ) as error:  # e.g. bfloat16 where the device has none: the others still have answers
+                    ) as error:  # e.g. bfloat16 on a device without it: the other rows still have results
                         failed.append(error)
                         row = Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
                     rows.append(row if prices is None else _add_cost(row, prices))
@@ -171,9 +172,9 @@ def _add_cost(row: Choice, prices: RateCard) -> Choice:
 
 
 def mark_pareto_front(rows: Sequence[Choice]) -> Iterator[Choice]:
-    """Yield the rows with the Pareto front marked: no other row is as cheap and as fast, and better in one of both.
+    """Yield the rows with the Pareto front marked: rows that no other row matches or beats in both cost and speed.
 
-    A row without a cost is not compared, and is marked only if no row has a cost.
+    A row without a cost is not compared; it is marked only if no row has a cost.
     """
     priced = any(row.price_per_million is not None for row in rows)
 
@@ -200,7 +201,7 @@ def to_csv(rows: Sequence[Choice]) -> str:
 
 
 def draw_sweep(rows: Sequence[Choice], path: str | Path, prices: RateCard | None = None) -> None:
-    """Draw throughput against cost (or memory, without rates), one point per row, to a file."""
+    """Draw throughput against cost (or memory, if there are no rates) to a file, with one point per row."""
     check_picture_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -232,7 +233,7 @@ def check_picture_path(path: str | Path) -> None:
 
 
 def row_label(row: Choice) -> str:
-    """Return the label of a row: devices, batch, and options other than the defaults.
+    """Return the label of a row: devices, batch, and options that differ from the defaults.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A traced step: forecasts, memory, the largest batch and the graph of a step, under given options."""
+"""A traced step: forecasts, memory, the largest batch and the graph of a step under given options."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from roller.insight.whatif.memory_change import MemoryChange
 
 @dataclass(frozen=True)
 class TracedStep(Trace):
-    """A trace of a step that can be traced again, the result of :func:`roller.trace`.
+    """A trace of a step that can be traced again; returned by :func:`roller.trace`.
 
     Parameters
     ----------
     again
-        Traces the same step under other options. Other fields are those of :class:`~roller.insight.trace.trace.Trace`.
+        Retracer that traces the same step under other options. For other fields, see
+        :class:`~roller.insight.trace.trace.Trace`.
     """
 
     again: Callable[[TraceOptions], TracedStep] = field(kw_only=True, compare=False, repr=False)
 
     @classmethod
     def of(cls, trace: Trace, again: Retracer[TracedStep]) -> TracedStep:
-        """Return a traced step of a trace and its retracer."""
+        """Create a traced step from a trace and its retracer."""
         return cls(**{f.name: getattr(trace, f.name) for f in fields(Trace)}, again=again)
 
     def at(
@@ -49,37 +50,37 @@ class TracedStep(Trace):
     ) -> TracedStep:
         """Return the same step traced at another batch, for another device, in another precision or with checkpointing.
 
-        Options that are not given are those of this step, which may itself be a result of this method.
+        Options that are not given keep the values of this step, which may itself be a result of this method.
 
         Parameters
         ----------
         batch
-            Samples of a step.
+            Samples per step.
         device
-            Device whose rules choose kernels; those for which PyTorch chooses the same kernels share a trace.
+            Device whose rules choose kernels; devices for which PyTorch chooses the same kernels share a trace.
         amp
             ``"fp32"`` (none), ``"fp16"`` or ``"bf16"``.
         checkpoint
-            As in :func:`roller.trace`; ``False`` for none.
+            See :func:`roller.trace`; ``False`` for none.
         torch_release
-            Release of PyTorch whose rules decide what is saved and allocated, e.g. ``"1.10"``; ``""`` for the newest.
+            PyTorch release whose rules decide what is saved and allocated, e.g. ``"1.10"``; ``""`` for the newest.
 
         Raises
         ------
         ModelError
-            The step fails under these options.
+            If the step fails under these options.
         """
         return self.again(TraceOptions(batch, device, amp, checkpoint, torch_release))
 
     def with_tf32(self, allowed: bool) -> TracedStep:
-        """Return the same step, and itself under other options, with TF32 allowed for float32 products or for none.
+        """Return the same step, under this and other options, with TF32 allowed or disallowed for float32 products.
 
-        Prices follow it on devices that have TF32; what the entry file sets no longer counts.
+        Prices on devices that support TF32 follow this choice, which overrides the entry file's settings.
 
         Parameters
         ----------
         allowed
-            Whether convolutions and products of float32 may be computed in TF32.
+            Whether float32 convolutions and products may be computed in TF32.
         """
         kinds = ["convolution", "product"] if allowed else []
         return replace(
@@ -87,14 +88,14 @@ class TracedStep(Trace):
         )
 
     def as_run(self, device: str | DeviceSpec, policy: str = "library") -> Trace:
-        """Return the trace of what runs on a device: of a step that compiles itself, the compiled one.
+        """Return the trace as it runs on a device: for a step that compiles itself, the compiled trace.
 
-        Indices of operators in a :class:`~roller.insight.memory.simulate.Memory` are those of this trace.
+        Operator indices in a :class:`~roller.insight.memory.simulate.Memory` refer to this trace.
 
         Parameters
         ----------
         device, policy
-            As in :func:`roller.insight.forecast.forecast`.
+            See :func:`roller.insight.forecast.forecast`.
         """
         from roller.arguments import target_of
 
@@ -112,7 +113,7 @@ class TracedStep(Trace):
         tf32: bool | None = None,
         torch_release: str | None = None,
     ) -> Forecast:
-        """Return the predicted time and memory on a device: see :func:`roller.insight.forecast.forecast`."""
+        """Return the predicted time and memory on a device; see :func:`roller.insight.forecast.forecast`."""
         step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release)
         return forecast(step, device, policy=policy, devices=devices, tf32=tf32)
 
@@ -126,32 +127,32 @@ class TracedStep(Trace):
         settings: AllocatorSettings | None = None,
         torch_release: str | None = None,
     ) -> Memory:
-        """Return the memory of the step on a device: see :func:`roller.insight.memory.simulate.simulate_memory`."""
+        """Return the memory of the step on a device; see :func:`roller.insight.memory.simulate.simulate_memory`."""
         step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release)
         return memory_on_device(step.as_run(device), device, settings)
 
     def memory_with(
         self, change: MemoryChange, device: str | DeviceSpec, *, devices: int = 1, policy: str = "library"
     ) -> Memory:
-        """Return the memory of this step with a change; of several different iterations, the fullest one.
+        """Return the memory of this step with a change; for iterations that differ, that of the fullest one.
 
         Parameters
         ----------
         change
             Trace options to change.
         device, devices, policy
-            As in :func:`roller.insight.forecast.forecast`, unless the change names others.
+            See :func:`roller.insight.forecast.forecast`; overridden by the change if it names others.
 
         Raises
         ------
         ModelError
-            The step fails with the change.
+            If the step fails with the change.
         RollerError
-            The changed batch is not a whole number of samples, or the batch is unknown.
+            If the changed batch is not a whole number of samples, or the batch is unknown.
         """
         device, count = change.device or device, change.devices or devices
         if replace(change, devices=None) == MemoryChange():
-            changed = self.at(device=device)  # as with a change: what a step allocates depends on its device
+            changed = self.at(device=device)  # as with a change: a step's allocations depend on its device
         else:
             changed = self.at(
                 batch=_changed_batch(self, change.batch_factor), device=device,
@@ -160,7 +161,7 @@ class TracedStep(Trace):
             )  # fmt: skip
         run = changed.as_run(device, policy)
         held = add_bucket_storages(run, buckets(run)) if count > 1 else run
-        return memory_on_device(held, device)  # its peak is that of all steps, of the fullest one, too
+        return memory_on_device(held, device)  # its peak covers all steps, including the fullest one
 
     def max_batch(
         self,
@@ -171,12 +172,12 @@ class TracedStep(Trace):
         settings: AllocatorSettings | None = None,
         torch_release: str | None = None,
     ) -> LargestBatch:
-        """Return the largest batch that fits a device: it fits, and one more sample does not, each traced.
+        """Return the largest batch that fits a device; this batch and one more sample, which does not fit, are traced.
 
         Raises
         ------
         NoCandidateError
-            Not even one sample fits, or the device has no limit.
+            If not even one sample fits, or the device has no limit.
         """
         return largest_batch_on_device(
             lambda n: self.at(
@@ -195,7 +196,7 @@ class TracedStep(Trace):
         checkpoint: bool | str | Sequence[str] | None = None,
         policy: str = "library",
     ) -> StepGraph:
-        """Return the graph of the step on a device: see :func:`roller.insight.step.from_trace.from_trace`."""
+        """Return the graph of the step on a device; see :func:`roller.insight.step.from_trace.from_trace`."""
         return from_trace(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, policy=policy)
 
 

@@ -44,57 +44,58 @@ def trace(
     iterations: int | None = None,
     torch_release: str | None = None,
 ) -> TracedStep:
-    """Trace the operators and allocations of a model's training steps, or inferences, on a device.
+    """Trace the operators and allocations of a model's training steps or inferences on a device.
 
-    Neither a GPU nor a build of PyTorch for one is needed, and nothing is computed: tensors are meta tensors. With an
-    optimizer or a loss, training steps are traced; with neither, inferences.
+    Neither a GPU nor a GPU build of PyTorch is needed, and nothing is computed, since tensors are meta tensors. With an
+    optimizer or a loss, training steps are traced; otherwise, inferences are traced.
 
     Parameters
     ----------
     model
-        A ``torch.nn.Module``, which is not changed, or a function that returns one, which is then built without memory.
+        A ``torch.nn.Module``, which is not changed, or a function that returns a module, which is then built without
+        memory.
     inputs
         A tensor, a tuple of arguments, or a mapping of arguments by name.
     optimizer
         ``"sgd"``, ``"momentum"``, ``"adam"``, ``"adamw"``, ``"adamw_fused"``, ``"adafactor"``, ``"lion"``,
         ``"adamw_8bit"``, ``"lion_8bit"``, ``"paged_adamw_8bit"`` or ``"paged_adamw_32bit"``; a class or a function of
-        the parameters; or an optimizer over the parameters of ``model``.
+        the parameters; or an optimizer for the parameters of ``model``.
     loss
-        Function of the output, and of ``targets``; by default the output's ``loss``, or its sum.
+        Function of the output and ``targets``; by default, the output's ``loss`` attribute or its sum.
     targets
-        Passed to ``loss`` after the output.
+        Targets, which are passed to ``loss`` after the output.
     amp
-        ``"fp16"`` (with scaling of the loss) or ``"bf16"``; ``None`` for none.
+        ``"fp16"`` (with loss scaling) or ``"bf16"``; ``None`` for full precision.
     checkpoint
         Modules that are recomputed in backward instead of saving their activations: ``True`` for the repeated blocks,
-        or patterns of paths: ``"encoder.layers.*"`` for the members of that list, ``"**.attn"`` for all modules of that
+        or path patterns: ``"encoder.layers.*"`` for the members of that list, ``"**.attn"`` for all modules with that
         name.
     device
-        Device whose rules choose kernels, e.g. ``"h100"`` or ``"cpu"``; one of sm_80 by default.
+        Device whose rules choose kernels, e.g. ``"h100"`` or ``"cpu"``; by default, an sm_80 GPU.
     attention
         ``"auto"``, ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``.
     calls
-        Calls of the step to trace. By default until every optimizer has stepped and the shapes repeat: two for an
-        ordinary step, eight for one that accumulates over four calls; 32 at most.
+        Number of calls of the step to trace. By default, calls are traced until every optimizer has stepped and the
+        shapes repeat: two for an ordinary step, eight for a step that accumulates over four calls; at most 32.
     keep_gradients
-        Zero gradients in place instead of dropping them.
+        Whether to zero gradients in place instead of dropping them.
     accumulate
-        Forwards and backwards per update.
+        Number of forwards and backwards per update.
     scale_loss
         Whether ``amp="fp16"`` scales the loss, as it should.
     channels_last
-        Images and filters with channels innermost.
+        Whether images and filters have channels innermost.
     share_nonzero
-        Share of a mask that is assumed to be true if a shape depends on its values; by default that of known values,
-        and all of it if they are unknown.
+        Share of a mask that is assumed to be true if a shape depends on the mask's values; by default, the share in
+        known values, or the whole mask if they are unknown.
     batch_axis
         Axis of the samples in inputs and targets, which ``at`` resizes for another batch.
     iterations
-        Another name of ``calls``.
+        Another name for ``calls``.
     torch_release
-        Release of PyTorch, such as ``"1.10"``, whose rules decide what is saved and allocated; by default the newest.
-        Before 1.11 softmax saves its input, before 2.0 attention is not fused, optimizers update one parameter after
-        the other, and ``zero_grad`` keeps gradients.
+        PyTorch release, such as ``"1.10"``, whose rules decide what is saved and allocated; by default, the newest.
+        Before 1.11, softmax saves its input; before 2.0, attention is not fused, optimizers update one parameter after
+        another, and ``zero_grad`` keeps gradients.
 
     Returns
     -------
@@ -105,7 +106,7 @@ def trace(
     Raises
     ------
     ModelError
-        The model, its loss or its optimizer raises, or an argument is none of the above.
+        If the model, its loss or its optimizer raises an error, or an argument is invalid.
 
     Examples
     --------
@@ -168,7 +169,7 @@ def trace_providers(
     calls: int | None = None,
     torch_release: str | None = None,
 ) -> TracedStep:
-    """Trace a step whose three providers are given, in place of an entry file that defines them."""
+    """Trace a step whose three providers are given directly instead of by an entry file."""
     require_torch()
     from types import ModuleType
 

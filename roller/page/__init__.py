@@ -1,1 +1,1 @@
-"""HTML page shared by reports: one self-contained file, its scripts and style, and data without paths."""
+"""HTML page shared by reports: one self-contained file, its scripts and styles, and data without paths."""

@@ -1,4 +1,4 @@
-"""Remove names of files and paths from a report's texts."""
+"""Remove the names of files and paths from a report's texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATH = (
 
 
 def without_paths(value: Any, files: Iterable[str] = ()) -> Any:
-    """Replace the paths in a report's texts by ``file-1``, ``file-2``, ...
+    """Replace the paths in a report's texts with ``file-1``, ``file-2``, ...
 
     Examples
     --------

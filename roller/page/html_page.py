@@ -1,4 +1,4 @@
-"""One self-contained HTML file for a report's data: inline script and style, compressed columns, no requests."""
+"""One self-contained HTML file for a report's data: inline script and style, compressed columns and no requests."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def script_json(value: Any) -> str:
 
 
 def packed(data: Mapping[str, Any]) -> bytes:
-    """Return compressed data: the length of the JSON, the JSON, and the binary columns it refers to."""
-    # All float64 values are stored once, sorted, in a pool; columns hold indices into it. Times repeat in sums and in
-    # tables, and sorted values compress better.
+    """Return compressed data: the length of the JSON, the JSON, and the binary columns to which it refers."""
+    # All float64 values are stored once, sorted, in a pool; columns contain indices into the pool. Times repeat in sums
+    # and in tables, and sorted values compress better.
     columns = _Columns()
     floats = [array for array in _arrays(data) if array.dtype == np.float64]
     pool = np.unique(np.concatenate(floats)) if floats else np.zeros(0)
@@ -108,7 +108,7 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
 
 
 class _Columns:
-    """Binary columns, transposed to bytes of equal significance, which compress better."""
+    """Binary columns, transposed to group bytes of equal significance, which compress better."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""HTML report of a benchmark's results: the run, its limits, and every table of the file."""
+"""HTML report of a benchmark's results: the run, its limits, and every table in the file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _label(column: str) -> str:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a row: nested mappings become columns, lists become text."""
+    """Flatten a row: nested mappings become columns, and lists become text."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):

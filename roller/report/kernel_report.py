@@ -1,4 +1,4 @@
-"""HTML report of a kernel: tiles, terms of its price, comparison with other candidates, source."""
+"""HTML report of a kernel: tiles, terms of its price, comparison with other candidates, and source."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
 
 
 def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str, Any]:
-    """Return the page's data of a kernel; ``explained`` constructs its candidates again, which takes seconds."""
+    """Return a kernel's page data; ``explained`` constructs its candidates again, which takes seconds."""
     estimate = estimate_of(artifact)
     data: dict[str, Any] = {
         "name": artifact.expression.name,
@@ -98,8 +98,8 @@ def estimate_of(artifact: KernelArtifact) -> Estimate | None:
 
 
 def levels_of(program: RProgram) -> list[dict[str, Any]]:
-    """Return the name and extents by axis of each tile of a program, from the whole to the smallest."""
-    program = products_program(program) or program  # its tiles are those of the matrix products
+    """Return each tile of a program, as its name and its extents by axis, from the whole down to the smallest."""
+    program = products_program(program) or program  # its tiles are the tiles of the matrix products
     reduced = {a.name for a in program.axes if a.kind != "spatial"}
     whole: Mapping[str, int] = {a.name: a.extent for a in program.axes}
     levels = [("whole", whole), *((name, program.tile(name)) for name in reversed(program.layers))]

@@ -1,4 +1,4 @@
-"""HTML report of a compiled model's folder: predicted and measured times of its steps, and each kernel."""
+"""HTML report of a compiled model's folder: predicted and measured times of its steps, and all kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
 
 
 def page_of_model(folder: Path, *, anonymous: bool = False, explain_s: float = 30.0) -> str:
-    """Return a compiled model as one self-contained HTML file; spend ``explain_s`` seconds on explanations."""
+    """Return a compiled model as one self-contained HTML file; spend at most ``explain_s`` seconds on explanations."""
     name, device, steps, artifacts = _read(folder)
     data = model_data(name, device, steps, artifacts, explain_s)
     if anonymous:
@@ -38,7 +38,7 @@ def page_of_model(folder: Path, *, anonymous: bool = False, explain_s: float = 3
 
 
 def _read(folder: Path) -> tuple[str, str, Sequence[Step], Mapping[str, KernelArtifact]]:
-    """Return the name, device, steps and kernels of a model's folder."""
+    """Read the name, device, steps and kernels from a model's folder."""
     if MODEL_BUNDLE.is_in(folder):
         bundle = ModelBundle(folder)
         return bundle.model, bundle.device, bundle.plan().program.steps, bundle.artifacts()
@@ -55,7 +55,7 @@ def _read(folder: Path) -> tuple[str, str, Sequence[Step], Mapping[str, KernelAr
 def model_data(
     name: str, device: str, steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], explain_s: float
 ) -> dict[str, Any]:
-    """Return the page's data of a model: its steps in order, and its kernels by key."""
+    """Return a model's page data: its steps in order, and its kernels by key."""
     runs = Counter(run.kernel for run in runs_of(steps))
     predicted = {key: estimate_of(artifact) for key, artifact in artifacts.items()}
     heavy = sorted(artifacts, key=lambda key: -runs[key] * (found.seconds if (found := predicted[key]) else 0.0))
@@ -74,13 +74,13 @@ def model_data(
 
 
 def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Sum a number over the steps that run a kernel; ``None`` if a step lacks it."""
+    """Sum a number over the steps that run a kernel; return ``None`` if a step lacks it."""
     values = [row[name] for row in rows if row["kind"] == "run"]
     return sum(values) if values and None not in values else None
 
 
 def _interval(rows: Sequence[Mapping[str, Any]]) -> list[float] | None:
-    """Sum the interval ends over the steps, assuming errors of one direction; ``None`` if one is unknown."""
+    """Sum the interval ends over the steps, assuming errors of the same sign; return ``None`` if one is unknown."""
     ends = [row["interval_s"] for row in rows if row["kind"] == "run"]
     return None if not ends or None in ends else [sum(end[place] for end in ends) for place in (0, 1)]
 

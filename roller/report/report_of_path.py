@@ -1,4 +1,4 @@
-"""HTML report of a path of any kind: a step, a recording, a kernel, a compiled model, benchmark results."""
+"""HTML report on a path of any kind: a step, a recording, a kernel, a compiled model or benchmark results."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def html_report(
 
 
 def hints_beside(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
-    """Return the hints of a profile for the page: ``hints``, ``price``, or ``price_note`` without a price."""
+    """Return the hints for a profile's page: ``hints``, and ``price``, or ``price_note`` if there is no price."""
     rate = None if prices is None else prices.devices.get(found.device)
     hints = found.hints(None if rate is None else rate.per_hour)
     parts = beside_profile(found, hints, None, "" if prices is None else prices.currency, rate)
@@ -112,7 +112,7 @@ def kind_of_report(path: Path) -> ReportKind:
 
 
 def _holds(path: Path, mark: bytes) -> bool:
-    """Return whether a file contains a mark anywhere; a recording may begin with a long description."""
+    """Return whether a file contains a mark anywhere, since a recording may begin with a long description."""
     with open_file(path) as file:
         before = b""
         while part := file.read(1 << 20):

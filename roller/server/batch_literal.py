@@ -1,4 +1,4 @@
-"""Find the literal batch size of an entry file: the default of ``batch_size`` of its ``input_provider``."""
+"""Find the literal batch size in an entry file: the default value of ``batch_size`` in its ``input_provider``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROVIDER, _PARAMETER = "input_provider", "batch_size"
 
 @dataclass(frozen=True)
 class BatchLiteral:
-    """Integer literal in a source.
+    """Integer literal in a source text.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class BatchLiteral:
     line
         Line number, from 1.
     name
-        Module constant that it defines; ``""`` for the parameter's own default.
+        Name of the module constant that the literal defines; ``""`` for the parameter's own default.
     """
 
     start: int
@@ -36,7 +36,7 @@ class BatchLiteral:
 
 @dataclass(frozen=True)
 class NoBatchLiteral:
-    """Why a source has no literal batch size, and the module constants that may be it; ``line`` counts from 1."""
+    """Why a source has no literal batch size, and the module constants that may define it; ``line`` counts from 1."""
 
     line: int
     text: str
@@ -148,13 +148,13 @@ def _literal(node: ast.Constant, source: str, name: str = "") -> BatchLiteral:
 
 
 def _characters(source: str, line: int, column: int) -> int:
-    """Return the character offset of an ``ast`` position, whose columns count UTF-8 bytes."""
+    """Return the character offset of an ``ast`` position, whose column counts UTF-8 bytes."""
     lines = _lines_of_ast(source)
     return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
 
 
 def _lines_of_ast(source: str) -> list[str]:
-    """Split into lines with their ends, as the parser counts them: form feeds do not end a line."""
+    """Split into lines with their line endings, as the parser counts lines: form feeds do not end a line."""
     lines, begin, at = [], 0, 0
     while at < len(source):
         if source[at] in "\r\n":

@@ -1,4 +1,4 @@
-"""Profiles to compare a live profile with: those of earlier saves, and that of git's ``HEAD``."""
+"""Profiles to compare a live profile with: profiles of earlier saves, and the profile of git's ``HEAD``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class EarlierProfile:
-    """Profile as JSON data, the options that made it, and the texts of its files by name."""
+    """Profile as JSON data, with the options that produced it and the texts of its files by name."""
 
     options: StepOptions
     profile: Mapping[str, Any]
@@ -31,7 +31,7 @@ class EarlierProfile:
 
 
 class EarlierProfiles:
-    """Store the profiles of the last saves, and compute that of ``HEAD`` on demand."""
+    """Store the profiles of the last saves, and compute the profile of ``HEAD`` on demand."""
 
     def __init__(
         self, project: Project, processes: WorkerProcesses, patience_s: float, arguments: Sequence[str] = (),
@@ -49,13 +49,13 @@ class EarlierProfiles:
             self._saves = [*self._saves, made][-_KEPT:]
 
     def last_save(self, options: StepOptions, texts: Mapping[str, str]) -> tuple[EarlierProfile | None, dict[str, str]]:
-        """Return the profile of the previous save with the same options, and the lines that moved since."""
+        """Return the profile of the previous save with the same options, and the lines that have moved since."""
         wanted = _what_decides(options)
         found = next((x for x in reversed(self._saves) if x.options == wanted and x.texts != texts), None)
         return found, {} if found is None else _moved(found.texts, texts)
 
     async def head(self, options: StepOptions, texts: Mapping[str, str]) -> tuple[EarlierProfile, dict[str, str]]:
-        """Return the profile of git's ``HEAD`` with the same options, and the lines that moved since."""
+        """Return the profile of git's ``HEAD`` with the same options, and the lines that have moved since."""
         loop, wanted, entry = asyncio.get_running_loop(), _what_decides(options), self._project.entry
         key = (await loop.run_in_executor(None, commit_of, entry.parent, "HEAD"), wanted)
         if key not in self._heads:

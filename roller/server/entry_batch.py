@@ -1,4 +1,4 @@
-"""Batch size of an entry file as data for clients."""
+"""Batch size of an entry file, as data for clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roller.server.project import Project, ProjectError
 
 
 class EntryBatch:
-    """Locate the batch size of an entry file; parse each text once."""
+    """Locate the batch size in an entry file; parse each text only once."""
 
     def __init__(self, project: Project) -> None:
         self._project = project

@@ -1,8 +1,8 @@
-"""Process that imports PyTorch once and forks the profiling processes; it loads no code of a project.
+"""Process that imports PyTorch once and forks the profiling processes; it loads no project code.
 
-The server sends JSON lines: ``{"fork": n}`` with the descriptors of the new process's socket and output, and
-``{"kill": pid}``. Answers are ``{"forked": n, "pid": pid}`` and ``{"ended": pid, "status": status}``. When the
-server is gone, this process and all its children end.
+The server sends JSON lines: ``{"fork": n}`` with the descriptors of the new process's socket and output, and ``{"kill":
+pid}``. Answers are ``{"forked": n, "pid": pid}`` and ``{"ended": pid, "status": status}``. When the server exits, this
+process and all its children end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ForkServer:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
-        """Answer requests until the server is gone."""
+        """Answer requests until the server exits."""
         while True:
             ready = {*select.select([self._server.fileno(), self._wake], [], [])[0]}
             if self._wake in ready:
@@ -150,7 +150,7 @@ class ForkServer:
                 os.kill(pid, signal.SIGKILL)
 
     def _tell(self, answer: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the next read finds that the server is gone
+        with contextlib.suppress(OSError):  # the next read finds that the server has exited
             self._server.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -174,7 +174,7 @@ def _die_with_parent() -> None:
 
 
 def _warm_up() -> None:
-    """Forecast an inference, so that PyTorch loads what it needs at first use."""
+    """Forecast an inference so that PyTorch loads the modules it needs at first use."""
     from torch import nn, zeros
 
     from roller.insight.forecast import forecast
@@ -189,7 +189,7 @@ def _warm_up() -> None:
 
 
 def main(descriptor: int) -> NoReturn:
-    """Import the modules that profiles need, and serve requests."""
+    """Import the modules needed for profiling, and serve requests."""
     server = socket.socket(fileno=descriptor)
     for name in _PRELOADED:  # if an import fails, the worker tries it again and reports the error
         with contextlib.suppress(Exception):
@@ -199,6 +199,6 @@ def main(descriptor: int) -> NoReturn:
     _prctl(_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()  # keeps the collectors of the children from writing to shared pages
-    with contextlib.suppress(OSError):  # the server is gone; the first read notices
+    with contextlib.suppress(OSError):  # the server has exited; the first read notices
         server.sendall(b'{"ready": true}\n')
     ForkServer(server).run()

@@ -1,4 +1,4 @@
-"""Changes of hints as options of ``roller whatif``."""
+"""Changes in hints as options of ``roller whatif``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ONE = re.compile(r"(\w+)\((.*)\)")
 
 
 def options_of_change(change: str) -> list[str]:
-    """Return a hint's change as options of ``roller whatif --do``; ``[]`` if the options would mean another change.
+    """Return a hint's change as options of ``roller whatif --do``; ``[]`` if no options express it exactly.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Split long messages between server and process into short ones, so that none blocks the event loop for long."""
+"""Split long messages between server and process into short ones, so that no message blocks the event loop for long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PART_VALUES = 2000
 
 
 def in_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the long lists of a message in parts, and last the message with empty lists in their places.
+    """Yield the long lists of a message in parts, and finally the message with empty lists in their places.
 
     Examples
     --------
@@ -31,13 +31,13 @@ def in_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class Joiner:
-    """Reassemble messages that :func:`in_parts` split."""
+    """Reassemble messages that :func:`in_parts` has split."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Sequence[str], Sequence[Any]]] = []
 
     def take(self, said: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the message if this part completes it, else ``None``."""
+        """Return the message if this part completes it, otherwise ``None``."""
         if "part" in said:
             if said["part"] == 0:
                 self._parts = []  # drop parts of an incomplete message
@@ -83,7 +83,7 @@ def _slices(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _values_in(value: Any, most: int) -> int:
-    """Count the numbers and texts in a value; stop above ``most``."""
+    """Count the numbers and texts in a value; stop counting above ``most``."""
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, (list, tuple)):

@@ -13,7 +13,7 @@ _PLACE = re.compile(r"(?:File \"([^\"\n]+)\", line (\d+)|([^\s:\"']+\.py):(\d+))
 
 
 def places_in(text: str, project: Project) -> list[dict[str, Any]]:
-    """Return the first line of the project that a message names."""
+    """Return the first project line that a message names."""
     found = []
     for match in _PLACE.finditer(text):
         path, line = match[1] or match[3], match[2] or match[4]
@@ -24,7 +24,7 @@ def places_in(text: str, project: Project) -> list[dict[str, Any]]:
 
 
 def last_place(lines: Sequence[str], project: Project) -> str:
-    """Return the innermost line of the project in a fault handler's output."""
+    """Return the innermost project line in a fault handler's output."""
     for line in lines:
         for found in places_in(line, project):
             return f"{shown(found['file'])[1:-1]}:{found['line']}"

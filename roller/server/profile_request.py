@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-#: Stages that a request may ask for, in the order of the answers.
+#: Stages that a request may ask for, in answer order.
 STAGES = ("profile", "difference", "devices", "curve", "fit", "hints", "whatif")
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step is profiled.
+    """Options for profiling a step.
 
     Parameters
     ----------
     devices
-        Name and count of each; the first is profiled, the others are forecast.
+        Name and count of each device; the step is profiled on the first and forecast on the others.
     batch
         Samples on each device; ``None`` for the entry file's default.
     amp
@@ -54,13 +54,13 @@ class ProfileRequest:
     id
         Number repeated in the answers.
     wanted
-        Stages to answer, of :data:`STAGES`.
+        Requested stages, a subset of :data:`STAGES`.
     before
         Baseline profile as JSON data, for ``"difference"``.
     moved
-        ``"file:line"`` in the baseline -> in the current files, for lines that an edit moved.
+        Maps ``"file:line"`` in the baseline to its place in the current files, for lines that an edit moved.
     specs
-        Device name -> specification file, for devices that are not shipped.
+        Maps device names to specification files, for devices that are not shipped.
     """
 
     id: int

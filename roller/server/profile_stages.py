@@ -24,7 +24,7 @@ from roller.server.fitting import fit_data
 from roller.server.hint_options import options_of_change
 from roller.server.profile_request import ProfileRequest, StepOptions
 
-#: Most lines of a difference that are sent; the rest is only counted.
+#: Maximum number of lines of a difference that are sent; the rest are only counted.
 _MOST_LINES = 200
 
 
@@ -45,7 +45,7 @@ class _Asked:
         self._request, self._options, self._kept = request, request.options, steps
 
     def _step(self) -> TracedStep:
-        """Return the step for these options; it is traced once for all requests."""
+        """Return the step for these options; trace it once for all requests."""
         found = self._kept.get("step")
         if found is None:
             require_torch("serve")
@@ -187,7 +187,7 @@ class _Asked:
 
 
 def check_devices_of(changes: Sequence[Any]) -> None:
-    """Raise if a what-if names a file as its device; clients must not read files outside the project."""
+    """Raise if a what-if names a file as its device, since clients must not read files outside the project."""
     known = list_specs()
     for change in changes:
         for name in (getattr(change, field) for field, role in change.traced_with or () if role == "device"):

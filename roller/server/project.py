@@ -21,7 +21,7 @@ _LARGEST = 4 << 20
 
 
 class ProjectError(RollerError):
-    """The project has no such file, or the file changed since it was read."""
+    """The project does not have this file, or the file has changed since it was read."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SourceFile:
 
 
 class Project:
-    """Project of an entry file: the nearest folder with a ``pyproject.toml`` or the like, else its own folder."""
+    """Project of an entry file: the nearest folder with a ``pyproject.toml`` or similar, or else the file's folder."""
 
     def __init__(self, entry: str | Path) -> None:
         whole = Path(entry).resolve()
@@ -45,7 +45,7 @@ class Project:
         self.entry_name = whole.relative_to(self.folder).as_posix()
 
     def path_of(self, name: str) -> Path:
-        """Return the path of a Python file of the project; raise for other names."""
+        """Return the path of a Python file of the project; raise an error for other names."""
         wanted = f"expected a Python file below {shown(self.folder.name)}, relative to it"
         if not isinstance(name, str) or not name or "\0" in name or "\\" in name or name.startswith("/"):
             raise ProjectError(f"{shown(name)}: {wanted}. Name one, such as {self.entry_name}.")
@@ -59,7 +59,7 @@ class Project:
         return path
 
     def name_of(self, path: str | Path) -> str | None:
-        """Return the project-relative name of a path; ``None`` outside the project."""
+        """Return the project-relative name of a path; ``None`` for a path outside the project."""
         try:
             return Path(path).resolve().relative_to(self.folder).as_posix()
         except (OSError, RuntimeError, ValueError):
@@ -105,7 +105,7 @@ class Project:
 
 
 def _encoding_of(data: bytes) -> str:
-    """Return the encoding that a source declares (PEP 263); a byte order mark stays in the text."""
+    """Return the encoding that a source declares (PEP 263); a byte order mark is left in the text."""
     found, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return "utf-8" if found == "utf-8-sig" else found
 
@@ -143,7 +143,7 @@ def digest_of(data: bytes) -> str:
 
 
 def state_of(path: str | Path) -> tuple[int, int, int]:
-    """Return the modification time, size and inode of a file, which differ after a change."""
+    """Return the modification time, size and inode of a file, for detecting changes."""
     try:
         found = os.stat(path)
     except OSError:

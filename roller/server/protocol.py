@@ -14,7 +14,7 @@ VERSION = 1
 #: Largest message from a client, in bytes.
 LARGEST_MESSAGE = 8 << 20
 _AMPS = ("fp32", "fp16", "bf16")
-#: Most devices in a request, and most devices that share a batch.
+#: Maximum number of devices in a request, and of devices that share a batch.
 _MOST_DEVICES, _MOST_ALIKE = 32, 4096
 _MOST_BATCH = 10**9
 _MOST_CHANGES = 32
@@ -48,7 +48,7 @@ def parse_message(data: str | bytes) -> dict[str, Any]:
 
 
 def options_of(data: Mapping[str, Any], devices: Collection[str]) -> StepOptions:
-    """Return the options of a message whose form was checked; raise on unknown devices."""
+    """Return the options in a message whose form has been checked; raise an error for unknown devices."""
     for name, _ in data["devices"]:
         if name not in devices:
             raise ProtocolError(f"options: devices: expected a name, got {shown(name)}{did_you_mean(name, devices)}.")

@@ -1,4 +1,4 @@
-"""Detect files that change during every profile: frequent saves, or a step that writes into its project."""
+"""Detect files that change during every profile: because of frequent saves, or a step that writes into its project."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from roller.errors import RollerError
 
 #: A change within this many seconds after a profile may be made by the profile itself.
 _SOON_S = 0.5
-#: Interrupted profiles in a row before the next one waits; seconds without a change to wait for; most in a row.
+#: Number of interrupted profiles in a row before the next one waits; seconds without a change to wait for; maximum in a
+#: row.
 _BEFORE_WAITING, _REST_S, _MOST = 10, 1.0, 15
 
 
 class Restlessness:
-    """Count consecutive profiles that a file change interrupted."""
+    """Count consecutive profiles that were interrupted by file changes."""
 
     def __init__(self) -> None:
         self._count, self._is_waiting, self._ended_s = 0, False, 0.0
 
     def note_change(self, is_running: bool) -> None:
-        """Record a change of files; a change while no profile runs is taken as the user's and resets the count."""
+        """Record a file change; a change while no profile is running is attributed to the user and resets the count."""
         if not self._is_waiting:
             is_cut = is_running or time.monotonic() - self._ended_s < _SOON_S
             self._count = self._count + 1 if is_cut else 0
@@ -32,11 +33,11 @@ class Restlessness:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the next profile has to wait until no file changes."""
+        """Whether the next profile has to wait until files stop changing."""
         return self._count >= _BEFORE_WAITING
 
     async def rest(self, name: str, stop: Callable[[], None]) -> None:
-        """Wait without file changes for the rest period; the caller cancels the wait on a change."""
+        """Wait until no file has changed for the rest period; the caller cancels the wait on a change."""
         if self._count >= _MOST:
             self._count = 0
             raise RollerError(

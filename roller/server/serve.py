@@ -76,7 +76,7 @@ def hosts_of(host: str, address: str, port: int) -> tuple[str, ...]:
 
 
 def is_local(host: str) -> bool:
-    """Return whether an address is reachable from this machine only."""
+    """Return whether an address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

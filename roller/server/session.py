@@ -1,4 +1,4 @@
-"""Session of one live profile: entry file, devices and options, running process, results and listeners.
+"""Session of one live profile: entry file, devices, options, running process, results and listeners.
 
 The page and the language server share it. All state belongs to one event loop.
 """
@@ -34,20 +34,20 @@ Listener = Callable[[dict[str, Any]], None]
 
 @dataclass
 class SessionState:
-    """State of a session, sent whole to new listeners.
+    """State of a session, sent in full to new listeners.
 
     Parameters
     ----------
     revision
-        Number of changes of the project's files seen so far.
+        Number of changes to the project's files detected so far.
     results
         Data of the latest answer by stage.
     revisions, made
-        Revision (stale if older than ``revision``) and options of the results by stage.
+        Revision (stale if older than ``revision``) and options of each stage's results.
     error
         Error of the latest profile (``text``, ``problems``, ``output``), or ``None``.
     progress
-        Stage, done and total of the running profile.
+        Stage, number of finished units and total number of units of the running profile.
     texts
         Text of each file of the latest profile by name.
     """
@@ -74,9 +74,9 @@ class Session:
     is_live
         Whether a save starts a profile.
     patience_s
-        Seconds without progress until a profile is stopped.
+        Seconds without progress after which a profile is stopped.
     specs
-        Device name -> specification file, for devices that are not shipped.
+        Maps device names to specification files, for devices that are not shipped.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class Session:
     def _tell_state(self) -> None:
         self._tell({"type": "state", **self._head(), "error": self.state.error})
 
-    # What is asked
+    # Requests
 
     async def start(self) -> None:
-        """Watch the project's files, and profile the step."""
+        """Watch the project's files and profile the step."""
         self._spawn(self._watch())
         self.profile()
 
@@ -153,7 +153,7 @@ class Session:
         self._restart(STAGES)
 
     def set_live(self, is_live: bool) -> None:
-        """Set whether a save starts a profile; turning it on profiles stale files at once."""
+        """Set whether a save starts a profile; turning this on profiles stale files at once."""
         self.is_live = is_live
         if is_live and self.state.status == "stale":
             self.profile()
@@ -161,7 +161,7 @@ class Session:
             self._tell_state()
 
     def set_options(self, options: StepOptions) -> None:
-        """Set the options and compute the stages that depend on the changed ones."""
+        """Set the options and recompute the stages that depend on changed options."""
         if options == self.options:
             self._tell_state()
             return
@@ -174,14 +174,14 @@ class Session:
         self._restart(wanted)
 
     def set_against(self, against: Against) -> None:
-        """Set the baseline of comparisons; drop a comparison with the other baseline."""
+        """Set the baseline for comparisons; drop any comparison with the previous baseline."""
         if against != self.against:
             self.state.results.pop("difference", None)
         self.against = against
         self._restart(("profile", "difference"))
 
     def save(self, name: str, text: str, base: str) -> SourceFile:
-        """Write a file of the project, and profile it if live."""
+        """Write a file of the project, and profile the step if the session is live."""
         found = self.project.write(name, text, base)
         self.look()
         return found
@@ -198,7 +198,7 @@ class Session:
                 self.look()
 
     def look(self) -> None:
-        """Check the files for changes; profile a changed project again if live."""
+        """Check the files for changes; if the session is live, profile a changed project again."""
         if not self._files.changed():
             return
         self.state.revision += 1
@@ -225,7 +225,7 @@ class Session:
             self._running = None
 
     def _restart(self, wanted: Sequence[str]) -> None:
-        """Replace the running profile by a new one; compute all stages unless the last profile is up to date."""
+        """Replace the running profile with a new one; compute all stages unless the last profile is up to date."""
         if self.state.status != "ready":
             wanted = STAGES
         self._stop_running()
@@ -268,7 +268,7 @@ class Session:
         self._tell_state()
 
     async def _worker_of(self, revision: int) -> Worker:
-        """Return the process that has loaded this revision of the files, or fork a new one."""
+        """Return the process that has loaded this revision of the files; fork a new one if there is none."""
         if self._worker is not None and self._worker_revision == revision:
             return self._worker
         self._drop_worker()

@@ -11,14 +11,14 @@ from roller.server.project import Project, ProjectError, state_of
 
 _State = tuple[int, int, int]
 _T = TypeVar("_T")
-#: State that differs from that of every file.
+#: State that differs from every file's state.
 _CHANGED: _State = (0, -1, 0)
 #: Number of files from which checks run in another thread.
 _MANY = 64
 
 
 class WatchedFiles:
-    """The entry file and the project files that its profiles loaded."""
+    """The entry file and the project files that its profiles have loaded."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -27,20 +27,20 @@ class WatchedFiles:
         self._names: dict[str, str | None] = {str(project.entry): project.entry_name}
 
     def changed(self) -> bool:
-        """Return whether files changed since the last call."""
+        """Return whether files have changed since the last call."""
         now = {path: state_of(path) for path in self._states}
         is_changed, self._states = now != self._states, now
         return is_changed
 
     async def seem_changed(self) -> bool:
-        """Return whether :meth:`changed` would be true; check many files in another thread."""
+        """Return whether :meth:`changed` would return true; check large numbers of files in another thread."""
         states = self._states
         if len(states) < _MANY:
             return _differ(states)
         return await asyncio.get_running_loop().run_in_executor(None, _differ, dict(states))
 
     async def add(self, files: Sequence[str], since_ns: int) -> None:
-        """Watch files that a profile loaded; a file modified after ``since_ns`` counts as changed."""
+        """Watch files that a profile has loaded; a file modified after ``since_ns`` counts as changed."""
         new = [path for path in files if isinstance(path, str) and path not in self._names]
         if not new:
             return

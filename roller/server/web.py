@@ -1,7 +1,7 @@
-"""Serve the page of a session: its files, and a WebSocket for state and requests.
+"""Serve the page of a session: its files and a WebSocket for state and requests.
 
-By default only this machine is served. Each request needs the server's host name (against DNS rebinding); the
-socket also needs the origin of the page, and a token that only the page's address contains.
+By default, only this machine is served. Each request must carry the server's host name (against DNS rebinding); the
+socket also requires the page's origin and a token that only the page's address contains.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from roller.server.time_limit import within
 if TYPE_CHECKING:
     from roller.insight.rate_card import RateCard
 
-#: Most clients, and most messages queued for a slow client before it is disconnected.
+#: Maximum number of clients, and of messages queued for a slow client before it is disconnected.
 MOST_CLIENTS, _MOST_WAITING = 16, 256
 #: Close codes of the socket, in the range for applications.
 REFUSED, TOO_MANY, OTHER_VERSION, TOO_SLOW = 4403, 4429, 4400, 4408
@@ -46,12 +46,12 @@ _POLICY = (
 
 
 class PageServer:
-    """Web server of one session.
+    """Web server for one session.
 
     Parameters
     ----------
     hosts
-        Host names with port that a browser may use, e.g. ``"127.0.0.1:8765"``.
+        Host names with ports that a browser may use, e.g. ``"127.0.0.1:8765"``.
     devices
         Names and facts of devices to choose from.
     prices
@@ -93,7 +93,7 @@ class PageServer:
             return PlainTextResponse(f"expected the address that roller serve printed: {self.hosts[0]}", 421)
         body, kind = self._files[request.url.path]
         nonce = secrets.token_urlsafe(16)  # for styles that the editor component adds
-        # A content security policy has no IPv6 addresses; 'self' covers the socket there.
+        # A content security policy cannot contain IPv6 addresses; 'self' covers the socket there.
         sockets = " ".join(f"ws://{host}" for host in self.hosts if not host.startswith("["))
         return Response(
             body.replace(_NONCE, nonce.encode()), media_type=kind,
@@ -180,7 +180,7 @@ class PageServer:
                 listener(answer)
 
     async def _tell(self, socket: WebSocket, waiting: asyncio.Queue[dict[str, Any] | None]) -> None:
-        """Send queued messages until the client is too slow: its queue is full, or a send times out."""
+        """Send queued messages until the client is too slow: until its queue is full or a send times out."""
         while True:
             message = await waiting.get()
             if message is None:
@@ -212,7 +212,7 @@ class PageServer:
         return {"file": found.name, "text": found.text, "digest": found.digest}
 
     def _answer(self, data: str | bytes) -> dict[str, Any] | None:
-        """Execute a client's request; return the answer for that client alone."""
+        """Execute a client's request; return the answer meant for that client alone."""
         number: Any = None
         try:
             asked = protocol.parse_message(data)
@@ -236,7 +236,7 @@ class PageServer:
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
-    """Close a socket, with the reason truncated to the frame's limit."""
+    """Close a socket, with the reason truncated to the limit of a close frame."""
     said = reason.encode(errors="replace")[:_REASON_BYTES].decode(errors="ignore")
     with contextlib.suppress(asyncio.TimeoutError):
         await within(TAKES_S, socket.close(code, said))

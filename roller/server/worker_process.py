@@ -1,4 +1,4 @@
-"""Profiling processes from the server's side: forked on demand, with one connection each."""
+"""Profiling processes from the server's side: forked on demand, with one connection to each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ANSWER_S = 0.5
 
 
 class WorkerEnded(Exception):
-    """A process ended; the text describes how."""
+    """A process ended; the text describes how it ended."""
 
 
 class Worker:
@@ -112,7 +112,7 @@ class Worker:
         return how + (f" after it said: {last.strip()[:200]}" if last else "")
 
     async def where_it_is(self) -> tuple[str, ...]:
-        """Return the process's Python stack, innermost line first, as its fault handler prints it."""
+        """Return the process's Python stack, innermost line first, as printed by its fault handler."""
         before = len(self._lines)
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
@@ -125,7 +125,7 @@ class Worker:
             self._status.set_result(status)
 
     async def close(self) -> None:
-        """Close the connection, and stop reading output of the process and its children."""
+        """Close the connection, and stop reading output from the process and its children."""
         self._draining.cancel()
         self._pipe.close()
         self._writer.close()
@@ -180,7 +180,7 @@ class WorkerProcesses:
             self.kill_soon(forking.result())
 
     def kill_soon(self, worker: Worker) -> None:
-        """Start killing a process and its children without waiting for the end."""
+        """Start killing a process and its children without waiting for them to end."""
         killing = asyncio.ensure_future(self.kill(worker))
         self._killing.add(killing)
         killing.add_done_callback(self._killing.discard)
@@ -245,7 +245,7 @@ class WorkerProcesses:
         self._reading = asyncio.ensure_future(self._read(ours, self._ready))
 
     async def _read(self, ours: socket.socket, ready: asyncio.Future[None]) -> None:
-        """Process messages of the fork server until it is gone."""
+        """Process messages from the fork server until it exits."""
         loop, buffer = asyncio.get_running_loop(), b""
         try:
             with contextlib.suppress(OSError):
@@ -257,7 +257,7 @@ class WorkerProcesses:
             self._tell_the_end(ready)
 
     def _tell_the_end(self, ready: asyncio.Future[None]) -> None:
-        """Fail all pending requests, since the fork server is gone."""
+        """Fail all pending requests, since the fork server has exited."""
         gone = RollerError("serve: expected the process that forks, got its end. Try again.")
         if not ready.done():
             ready.set_exception(gone)

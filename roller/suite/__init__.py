@@ -1,1 +1,1 @@
-"""The training benchmark: sixteen models with inputs, steps and published sizes, predicted for devices."""
+"""The training benchmark: sixteen models with inputs, steps and published sizes, and predictions for devices."""

@@ -19,11 +19,11 @@ class DeviceCost(NamedTuple):
     throughput
         Units per second.
     relative
-        Throughput relative to that of the first device; ``None`` if the model does not fit there.
+        Throughput divided by the first device's throughput; ``None`` if the model does not fit the first device.
     cost
         Cost of a million units in the user's currency; ``None`` without a rate.
     cheapest
-        Whether no other device is cheaper, or without rates, whether none is faster.
+        Whether no other device is cheaper; without rates, whether no other device is faster.
     """
 
     model: str

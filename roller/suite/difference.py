@@ -24,7 +24,7 @@ from roller.suite.run_file import SuiteRun, flat, keys_of
 ALPHA = 0.01
 #: Smallest reported change of predicted times, which have no noise.
 PREDICTED = 1e-3
-#: Assumed degrees of freedom of the variance pooled over all models, when it moderates that of one model.
+#: Assumed degrees of freedom of the variance pooled over all models, when it moderates a single model's variance.
 _MODERATION = 10
 Key = tuple[str, int, str, str]
 
@@ -38,7 +38,8 @@ class RowDifference:
     model, batch, kind, device
         Key of the row.
     ratio
-        Time of an iteration after divided by before, with its interval; ``None`` if not compared.
+        Iteration time after the change divided by the time before, with its confidence interval; ``None`` if not
+        compared.
     verdict
         ``"slower"``, ``"faster"``, ``"same"`` (within noise) or ``"not compared"``.
     """
@@ -70,7 +71,7 @@ class RunDifference:
     only_before, only_after
         Keys of rows in only one of the runs.
     environment
-        Setting -> its values before and after, for settings that differ.
+        Maps each setting that differs to its values before and after.
     """
 
     rows: tuple[RowDifference, ...]
@@ -100,7 +101,7 @@ def difference(before: SuiteRun, after: SuiteRun, *, alpha: float = ALPHA) -> Ru
     Parameters
     ----------
     alpha
-        Probability that at least one unchanged row is called slower (Bonferroni bound).
+        Probability that at least one unchanged row is reported as slower (Bonferroni bound).
     """
     old, new = (dict(zip(keys_of(run.rows), run.rows, strict=True)) for run in (before, after))
     both = [key for key in old if key in new]
@@ -154,7 +155,7 @@ class _Comparer:
         if not self._degrees:
             return ratio_interval(old["samples_s"][0], new["samples_s"][0], self._confidence)
         change = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
-        # The variance of few processes is uncertain, so it is moderated by that of all models.
+        # The variance of few processes is uncertain, so it is moderated by the variance over all models.
         degrees = sum(len(group) - 1 for group in groups)
         squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
         common = min(_MODERATION, self._degrees - degrees)

@@ -1,4 +1,4 @@
-"""The structure of a model as text, to compare implementations or releases of PyTorch."""
+"""The structure of a model as text, for comparing implementations or PyTorch releases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Digest:
         return _key(self.operators)
 
     def difference(self, other: Digest) -> tuple[str, ...]:
-        """Return the lines that only this digest (``-``) or only the other one (``+``) has."""
+        """Return the lines that appear only in this digest (``-``) or only in the other one (``+``)."""
         mine, others = ((*x.modules, *x.operators) for x in (self, other))
         lines = difflib.unified_diff(mine, others, n=0, lineterm="")
         return tuple(line for line in lines if not line.startswith(("---", "+++", "@@")))
@@ -55,7 +55,7 @@ class Digest:
 
 
 def read_digests(path: Path) -> Mapping[str, Digest]:
-    """Read the file of ``roller suite digest --out`` as model -> digest."""
+    """Read the file written by ``roller suite digest --out``; return a dictionary from models to digests."""
     try:
         rows = json.loads(read_file(path))
         found = [
@@ -78,7 +78,7 @@ def _key(lines: tuple[str, ...]) -> str:
 
 
 def digest(model: SuiteModel, *, reduced: bool = False, batch: int | None = None) -> Digest:
-    """Return the digest of a model; operators are those of an sm_80 GPU at ``batch``, by default the model's own."""
+    """Return a model's digest, with the operators of an sm_80 GPU at ``batch`` (by default, the model's own batch)."""
     import torch
 
     workload = model.workload(reduced=reduced)

@@ -1,4 +1,4 @@
-"""Entries of the training benchmark: a model with its training step. Only building it imports PyTorch."""
+"""Entries of the training benchmark: models with training steps. PyTorch is imported only when a model is built."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class SuiteModel:
     parameters
         Number of trained parameters in the published size.
     layers
-        Class of a module -> number of such modules in the published size.
+        Maps each module class to its number of instances in the published size.
     parameters_published
         Number of parameters in the publication or its reference implementation; 0 if neither gives one.
     source
-        Publication, and source of the sizes.
+        The publication and the source of the sizes.
     recurrent
         Whether recurrent layers take most of the time.
     edition
-        Edition of the published benchmark that introduced it, 1 or 2; 0 for Roller's own.
+        Edition of the published benchmark that introduced the model, 1 or 2; 0 for Roller's own models.
     """
 
     name: str
@@ -80,12 +80,12 @@ class SuiteModel:
     edition: int = 0
 
     def workload(self, *, reduced: bool = False, **options: Any) -> Workload:
-        """Return the workload of the published size, or ``reduced`` to one that two cores train in seconds.
+        """Return the workload at its published size, or ``reduced`` to a size that two cores train in seconds.
 
         Raises
         ------
         ModelError
-            PyTorch is missing, or the model has no such option.
+            If PyTorch is missing, or the model does not have this option.
         """
         from roller.insight.tracing import require_torch
 

@@ -1,4 +1,4 @@
-"""Utilisation of peak arithmetic rates by operators, and the long operators below the average."""
+"""Use of peak arithmetic rates by operators, and the longest operators with below-average use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST = 5
 
 
 class TimedWork(NamedTuple):
-    """An operator's active seconds, and the counted operations of its launches (none for launches priced by bytes)."""
+    """An operator's active seconds and the counted operations of its launches (none for launches priced by bytes)."""
 
     name: str
     seconds: float
@@ -39,7 +39,7 @@ def works_of(price: Price) -> tuple[PipeWork, ...]:
 
 
 def peak_share_by_pipe(operators: Iterable[TimedWork]) -> Mapping[str, float]:
-    """Return pipe -> time of its operations at peak rate, as a share of the time with active kernels.
+    """Map each pipe to the time its operations would take at peak rate, as a share of the active kernel time.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def peak_share_by_pipe(operators: Iterable[TimedWork]) -> Mapping[str, float]:
 
 
 def operator_uses(operators: Iterable[TimedWork]) -> tuple[OperatorUse, ...]:
-    """Return operators by name in descending order of active time."""
+    """Return the operators by name, in descending order of active time."""
     rows: dict[str, list[TimedWork]] = defaultdict(list)
     for one in operators:
         rows[one.name].append(one)
@@ -72,7 +72,7 @@ def operator_uses(operators: Iterable[TimedWork]) -> tuple[OperatorUse, ...]:
 
 
 def longest_below_average(uses: Sequence[OperatorUse]) -> tuple[OperatorUse, ...]:
-    """Return the longest operators whose share of the peak is below that of the step, or not counted.
+    """Return the longest operators whose share of the peak is below the step's share or is not counted.
 
     Examples
     --------

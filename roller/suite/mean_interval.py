@@ -1,4 +1,4 @@
-"""Confidence intervals of the mean of consecutive times, and of the ratio of two means."""
+"""Confidence intervals for the mean of consecutive times, and for the ratio of two means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 #: Number of batches into which values are grouped, since batch means correlate far less than neighbouring values.
 _BATCHES = 10
-#: Fewest rounds for the ratio of two alternately measured times.
+#: Minimum number of rounds for the ratio of two alternately measured times.
 LEAST_ROUNDS = 10
 #: Prior standard deviation of the logarithm of the ratio of two processes with the same code. On one machine with two
 #: processors the ratios of 16 models scattered by 0.9 % (``benchmarks/results/pairs.md``); the prior weighs as much as
@@ -34,7 +34,7 @@ class MeanInterval(NamedTuple):
 
 
 def student_share(t: float, degrees: int) -> float:
-    """Return the probability that a Student-distributed variable is between ``-t`` and ``t``.
+    """Return the probability that a Student's t-distributed variable is between ``-t`` and ``t``.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def student_quantile(share: float, degrees: int) -> float:
 
 
 def batch_means(values: Sequence[float]) -> tuple[float, ...]:
-    """Return the means of ten consecutive batches; fewer than twenty values are returned unchanged.
+    """Return the means of ten consecutive batches; return fewer than twenty values unchanged.
 
     Examples
     --------
@@ -81,12 +81,12 @@ def batch_means(values: Sequence[float]) -> tuple[float, ...]:
     size = len(values) // _BATCHES
     if size < 2:
         return tuple(values)
-    kept = values[len(values) - size * _BATCHES :]  # drops the first values, which fill no batch
+    kept = values[len(values) - size * _BATCHES :]  # drops the first values, which do not fill a batch
     return tuple(statistics.fmean(kept[n : n + size]) for n in range(0, len(kept), size))
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
-    """Return the mean of at least two values, with its interval from batch means.
+    """Return the mean of at least two values, with its confidence interval estimated from batch means.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInte
 
 
 def ratio_interval(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> MeanInterval:
-    """Return the ratio of two means, after to before, with its interval from the logarithms of batch means.
+    """Return the ratio of two means (after divided by before), with its interval from the logarithms of batch means.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def ratio_interval(before: Sequence[float], after: Sequence[float], confidence: 
 
 
 def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInterval | None:
-    """Return the ratio of two alternately measured times, with its interval from the logarithms of rounds.
+    """Return the ratio of two alternately measured times, with its interval from the logarithms of the rounds' times.
 
     Examples
     --------
@@ -144,8 +144,8 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
 
 
 def _centre(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 10 % trimmed mean and its squared standard error (Yuen's, from winsorised values)."""
-    # blocks disturbed by unnoticed other work are outliers; correlated neighbours count as fewer values
+    """Return the 10 % trimmed mean and its squared standard error (Yuen's method, from winsorised values)."""
+    # blocks disturbed by other work that went unnoticed are outliers; correlated neighbours count as fewer values
     ordered = sorted(values)
     cut = len(ordered) // 10
     low, high = ordered[cut], ordered[len(ordered) - 1 - cut]
@@ -154,5 +154,5 @@ def _centre(values: Sequence[float]) -> tuple[float, float]:
     centre = statistics.fmean(clipped)
     total = sum((value - centre) ** 2 for value in clipped)
     alike = sum((a - centre) * (b - centre) for a, b in itertools.pairwise(clipped)) / total if total else 0.0
-    alike = min(max(alike + 1 / len(values), 0.0), 0.9)  # corrects the bias of few values
+    alike = min(max(alike + 1 / len(values), 0.0), 0.9)  # corrects the bias of a small sample
     return statistics.fmean(ordered[cut : len(ordered) - cut]), square * (1 + alike) / (1 - alike)

@@ -40,14 +40,14 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One model at one batch on this machine; every figure except the device's peak is measured.
+    """One model at one batch size on this machine; every figure except the device's peak is measured.
 
     Parameters
     ----------
     unit, units_per_sample
-        Unit of throughput, and its number per sample.
+        Unit of throughput, and the number of units per sample.
     machine
-        Processor, threads and version of PyTorch.
+        Processor, number of threads and PyTorch version.
     samples
         Times of iterations, one sample per process.
     trace
@@ -57,7 +57,7 @@ class Measurement:
     process_peak_bytes
         Peak resident memory of the process over all iterations; 0 if unknown.
     spec
-        Specification of this machine, whose peak rates the operations are compared with.
+        Specification of this machine; the operations are compared with its peak rates.
     """
 
     model: str
@@ -79,7 +79,7 @@ class Measurement:
 
     @property
     def interval(self) -> MeanInterval | None:
-        """Mean seconds per iteration with its 95 % interval; for several processes, from their means."""
+        """Mean seconds per iteration with its 95 % confidence interval; with several processes, from their means."""
         means = [sample.interval for sample in self.samples if sample.interval is not None]
         if not self.is_stable or not means:
             return None
@@ -95,41 +95,41 @@ class Measurement:
 
     @property
     def throughput_between(self) -> tuple[float | None, float | None]:
-        """Units per second at both ends of the 95 % interval."""
+        """Units per second at both ends of the 95 % confidence interval."""
         found = self.interval
         return (None, None) if found is None else (self._per_second(found.upper), self._per_second(found.lower))
 
     @property
     def compute_utilisation(self) -> float | None:
-        """Share of an iteration in operators; ``None`` if the iterations were not stable."""
+        """Share of an iteration spent in operators; ``None`` if the iterations were not stable."""
         return None if self.interval is None else min(1.0, sum(self.operator_s) / self.interval.mean)
 
     @cached_property
     def timed_work(self) -> tuple[TimedWork, ...]:
-        """Operators of the step with their time and countable work."""
+        """Operators of the step with their times and countable work."""
         priced = price_step(self.trace, self.spec).operators
         timed = zip(priced, self.operator_s, strict=True)
         return tuple(TimedWork(operator.name, took_s, works_of(price)) for (operator, price), took_s in timed)
 
     @property
     def peak_share_by_pipe(self) -> Mapping[str, float]:
-        """Share of the peak by pipe, as in :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
+        """Share of the peak by pipe; see :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
         return peak_share_by_pipe(self.timed_work) if self.is_stable else {}
 
     @property
     def kernels(self) -> tuple[OperatorUse, ...]:
-        """The five longest operators whose share of the peak is below that of the step."""
+        """The five longest operators whose share of the peak is below the step's share."""
         return longest_below_average(operator_uses(self.timed_work)) if self.is_stable else ()
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes by published kind at the tensors' peak; ``context`` is the rest of the process' peak."""
+        """Bytes by published kind at the peak of the tensors' memory; ``context`` is the rest of the process' peak."""
         memory = cpu_memory(self.trace, None)
         rest = max(0, self.process_peak_bytes - memory.total_bytes)
         return memory_by_kind(cpu_memory(self.trace, None, rest))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data with the keys of a prediction, and further ones."""
+        """Return JSON-ready data with the keys of a prediction and further keys."""
         interval, memory, shares = self.interval, self.memory, dict(self.peak_share_by_pipe)
         low, high = self.throughput_between
         busy = [sample.cpu_utilisation for sample in self.samples if sample.cpu_utilisation is not None]
@@ -153,7 +153,7 @@ class Measurement:
 
 
 class SuiteProcess(ProjectTracer):
-    """A process that trains one model until a rule is met, or in alternation with another process."""
+    """A process that trains one model until a stop rule is met, or in alternation with another process."""
 
     worker = "roller.suite.worker"
 
@@ -185,27 +185,27 @@ def measure_model(
     seed: int = 0,
     python: str = sys.executable,
 ) -> Measurement:
-    """Train a model in a separate process on this machine's processor, and measure its iterations.
+    """Train a model in a separate process on this machine's processor and measure its iterations.
 
     Parameters
     ----------
     reduced
-        Whether to train the size for this machine instead of the published one.
+        Whether to train the reduced size for this machine instead of the published size.
     batch
-        Samples per step; by default the model's own.
+        Samples per step; by default, the model's own batch.
     rule
-        Stop rule of the iterations; by default the published one.
+        Stop rule for the iterations; by default, the published rule.
     budget_s
-        Seconds of iterations, after those whose operators are recorded.
+        Seconds of iterations, excluding the first ones, whose operators are recorded.
     seed
-        Seed of weights and inputs.
+        Seed for weights and inputs.
     python
-        Interpreter with roller and PyTorch.
+        Python interpreter with roller and PyTorch.
 
     Raises
     ------
     ModelError
-        PyTorch is missing, or the process exited.
+        If PyTorch is missing, or the process exited.
     """
     workload = model.workload(reduced=reduced)
     size = workload.batch if batch is None else batch
@@ -215,7 +215,7 @@ def measure_model(
 
 
 def measurement_of(model: SuiteModel, reduced: bool, batch: int, trace: Trace, reply: Mapping[str, Any]) -> Measurement:
-    """Return the measurement in the reply of a suite process."""
+    """Extract the measurement from a suite process' reply."""
     sample, workload = Sample.from_dict(reply["sample"]), model.workload(reduced=reduced)
     seconds = tuple(median for median, _, _ in reply["operators"])
     notes = tuple(note for note in reply["notes"] if note != sample.note)
@@ -239,26 +239,26 @@ def measure(
     failed: Callable[[str, RollerError], None] | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Measurement]:
-    """Yield a measurement of every model, within one time budget.
+    """Yield a measurement of each model within one time budget.
 
-    Each model, its start included, has an equal share of the remaining time.
+    Each model, including its start-up, has an equal share of the remaining time.
 
     Parameters
     ----------
     models
-        Models, as from :func:`roller.suite.registry.models_of`.
+        Models, as returned by :func:`roller.suite.registry.models_of`.
     reduced, rule, seed
-        As in :func:`measure_model`.
+        See :func:`measure_model`.
     budget_s
         Seconds for all models.
     repeat
-        Processes per model, which show the noise between processes.
+        Number of processes per model; several show the noise between processes.
     clock
-        Clock; by default that of this machine.
+        Clock; by default, this machine's clock.
     one
         Function that measures one model, with the parameters of :func:`measure_model`.
     failed
-        Called with the name of a model that cannot be measured and the error, which is raised by default.
+        Called with the name of a model that cannot be measured, and the error; by default, the error is raised.
     done
         Called with the name of each measured model.
     """

@@ -1,4 +1,4 @@
-"""The memory of a step by the kinds of the published benchmark, which sum to the total exactly."""
+"""The memory of a step by the kinds of the published benchmark, which add up exactly to the total."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PUBLISHED_KINDS: Mapping[str, str] = {
     "workspace": "workspace", "optimizer_state": "dynamic", "buffer": "buffers", "input": "inputs",
 }  # fmt: skip
 #: All rows in print order: ``rounding`` is the excess of blocks over requests, ``cached`` is unused memory of the
-#: allocator, ``context`` is outside of it, and ``pages`` is rounding by the driver.
+#: allocator, ``context`` is outside the allocator, and ``pages`` is rounding by the driver.
 ROWS = (
     "weights", "gradients", "feature maps", "workspace", "dynamic", "buffers", "inputs", "other", "rounding", "cached",
     "context", "pages",
@@ -23,7 +23,7 @@ ROWS = (
 
 
 def memory_by_kind(memory: Memory) -> Mapping[str, int]:
-    """Return the bytes of each of :data:`ROWS` at the total's peak; their sum is ``total_bytes``.
+    """Return the bytes of each of :data:`ROWS` when the total is at its peak; their sum is ``total_bytes``.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def memory_by_kind(memory: Memory) -> Mapping[str, int]:
 
 
 def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
-    """Return the peak of the bytes requested for tensors of each kind, each at its own time.
+    """Return the peak of the bytes requested for tensors of each kind; the peaks may be at different times.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
     >>> dict(most_by_kind(Trace((), events, kinds, (0, 0)), load_spec("v100")))
     {'feature maps': 350, 'workspace': 100}
     """
-    # allocators keep reserved memory, so the peak of the total may come after that of feature maps
+    # allocators keep reserved memory, so the peak of the total may come after the peak of feature maps
     live, most, sizes = Counter[str](), Counter[str](), dict[int, tuple[str, int]]()
     library = Library.of(spec, trace.options) if spec.traits.discrete else Library(workspace_bytes=0)
     for event in add_workspaces(trace, library):

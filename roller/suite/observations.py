@@ -1,7 +1,7 @@
-"""The published observations of the training benchmark, checked on predicted studies."""
+"""The published observations about the training benchmark, checked against predicted studies."""
 
-# On today's kernels and devices some do not hold, which is a result and not an error. Limits that the publication
-# states only in words are set here.
+# On today's kernels and devices some observations do not hold, which is a result rather than an error. Limits that the
+# publication states only in words are set here.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller.suite.studies import CLUSTERS, FAST, PCIE, SATURATED, SLOW, ClusterR
 LEVEL = 0.01
 #: Gain of the last doubling at or above which a model is not saturated.
 UNSATURATED = 0.15
-#: Active share below which it is low (published: two to three times less than the others), and above which it is high.
+#: Active shares below and above which a share is low (published: two to three times less than the others) or high.
 LOW, HIGH = 0.5, 0.95
 #: Share of the active time at which a kernel is long, and ratio to the average at which it is far below it.
 LONG, FAR_BELOW = 0.01, 0.5
@@ -36,9 +36,9 @@ class Case(NamedTuple):
     Parameters
     ----------
     model
-        Name of the model; for a pair, of the first one.
+        Name of the model; for a pair, name of the first model.
     name
-        Model with its device or cluster.
+        Name of the model and its device or cluster.
     """
 
     model: str
@@ -56,16 +56,16 @@ class Verdict:
     number, claim
         Number and text of the observation.
     holds
-        ``None`` if it cannot be decided here.
+        Whether the observation holds; ``None`` if it cannot be decided here.
     cases
-        All examined cases. Only models of the first edition decide, since only those were observed.
+        All examined cases. Only models of the first edition count, since only they were observed.
     missing
-        Why it cannot be decided; ``""`` if it can.
+        Why the observation cannot be decided; ``""`` if it can.
     possible_cause
-        Possible reason for a failure from the workings of frameworks, not derived from these cases; ``""`` if the
-        observation holds.
+        Possible reason for a failure, based on how frameworks work and not on these cases; ``""`` if the observation
+        holds.
     agreeing, decisive
-        Number of deciding cases that agree, and of all deciding cases.
+        Number of counted cases that agree, and number of all counted cases.
     """
 
     number: int
@@ -94,16 +94,16 @@ class Verdict:
 class _Observation(NamedTuple):
     claim: str
     cases: Callable[[Studies], Iterator[Case]]
-    #: Possible reason for a failure from the workings of frameworks, independent of the figures.
+    #: Possible reason for a failure, based on how frameworks work, independent of the figures.
     possible_cause: str
-    #: Reason if there is no case.
+    #: Reason given if there are no cases.
     missing: str = "No model of the first edition among those asked for shows it."
-    #: Application of which a single model may disagree.
+    #: Application for which a single model may disagree.
     exception: str = ""
 
 
 def check_observations(studies: Studies) -> tuple[Verdict, ...]:
-    """Return the verdict on each of the fourteen observations."""
+    """Return a verdict on each of the fourteen observations."""
     return tuple(_verdict(number, one, studies) for number, one in enumerate(_OBSERVATIONS, 1))
 
 
@@ -236,7 +236,7 @@ def _feature_maps_are_linear(studies: Studies) -> Iterator[Case]:
 
 
 def _clusters(studies: Studies, wanted: float) -> Iterator[tuple[ClusterRow, list[ClusterRow]]]:
-    """Yield the row of one device and the rows of clusters with the given slowest link, for each model."""
+    """For each model, yield the single-device row and the rows of clusters with the given slowest link."""
     for model in studies.models:
         own = [row for row in studies.clusters if row.model == model and row.throughput]
         one = next((row for row in own if row.devices == 1), None)

@@ -1,4 +1,4 @@
-"""Alternating training of a model in two processes, to estimate the ratio of their iteration times."""
+"""Alternating training of a model in two processes, for estimating the ratio of their iteration times."""
 
 # The speed of a shared machine drifts, and processes with the same code differ by the placement of memory and threads.
 # The ratio of neighbouring blocks therefore has far less noise than two separate times.
@@ -30,7 +30,7 @@ from roller.suite.turns import Block, TurnCoordinator
 WARM_UP, TARGET_HALF_WIDTH = 4, 0.005
 #: Polling interval for processes to exit, in seconds.
 _POLL_S = 0.05
-#: Seconds of a block, and of the pause before it in which spinning threads come to rest.
+#: Seconds of a block, and of the preceding pause, in which spinning threads come to rest.
 BLOCK_S, PAUSE_S = 0.2, 0.02
 
 
@@ -43,9 +43,9 @@ class Pair:
     before, after
         Measurements of the first pair of processes.
     rounds_s
-        Per pair of processes: seconds per iteration in both, for undisturbed rounds.
+        For each pair of processes, seconds per iteration in both, from undisturbed rounds.
     disturbed
-        Number of rounds discarded because other work used the processors.
+        Number of rounds discarded because other programs used the processors.
     environments
         Versions and settings of both processes.
     """
@@ -58,11 +58,11 @@ class Pair:
 
     @property
     def ratio(self) -> MeanInterval | None:
-        """Time of an iteration after divided by before, with its 95 % interval; ``None`` for too few rounds."""
+        """Iteration time after divided by before, with its 95 % confidence interval; ``None`` for too few rounds."""
         return paired_ratio(self.rounds_s)
 
     def rows(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a row of each for a run file, which :func:`~roller.suite.difference.difference` pairs again."""
+        """Return a run file's row for each process; :func:`~roller.suite.difference.difference` pairs them again."""
         name = uuid4().hex
         both = []
         for n, one in enumerate((self.before, self.after)):
@@ -72,7 +72,7 @@ class Pair:
 
 
 def take_rounds(run: Sequence[Callable[[int], Block]], *, budget_s: float) -> tuple[list[tuple[float, float]], int]:
-    """Return rounds of one block each, and the number of disturbed rounds, within a budget."""
+    """Run rounds of one block per process within a budget; return them and the number of disturbed rounds."""
     end_s, rounds, disturbed, calls = monotonic() + budget_s, list[tuple[float, float]](), 0, 1
     number = 0
     while monotonic() < end_s or number < WARM_UP + LEAST_ROUNDS:
@@ -110,17 +110,17 @@ def measure_pair(
     Parameters
     ----------
     model, reduced, batch, seed
-        As in :func:`~roller.suite.measuring.measure_model`.
+        See :func:`~roller.suite.measuring.measure_model`.
     budget_s
-        Seconds including the start of both processes, but not the three final steps in which operators are timed. At
+        Seconds, including the start of both processes but not the three final steps, in which operators are timed. At
         least ``WARM_UP + LEAST_ROUNDS`` rounds run, including disturbed ones.
     pythons
-        Interpreters with PyTorch for both processes, which both run this release of roller.
+        Python interpreters with PyTorch, one for each process; both processes run this release of roller.
 
     Raises
     ------
     ModelError
-        PyTorch is missing, or a process exited.
+        If PyTorch is missing, or a process exited.
     """
     workload = model.workload(reduced=reduced)
     options = TraceOptions(workload.batch if batch is None else batch, None, None, False)
@@ -153,7 +153,7 @@ def measure_pair(
 
 
 def sample_of(iteration_s: Sequence[float], disturbed: int) -> Sample:
-    """Return the rounds of one process as a sample; its mean is subject to the limit of single measurements."""
+    """Return the rounds of one process as a sample, subject to the precision limit of single measurements."""
     found = mean_interval(iteration_s) if len(iteration_s) > 1 else None
     limit, note = SamplingRule().limit, ""
     if found is None or len(iteration_s) < LEAST_ROUNDS or found.half_width > limit:
@@ -197,18 +197,18 @@ def measure_pairs(
     failed: Callable[[str, RollerError], None],
     done: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Pair]:
-    """Yield a pair of measurements of every model, within one time budget.
+    """Yield a pair of measurements of each model within one time budget.
 
     Parameters
     ----------
     models, seed, failed, done
-        As in :func:`~roller.suite.measuring.measure`.
+        See :func:`~roller.suite.measuring.measure`.
     python
-        Interpreter of the second process; by default that of the first.
+        Python interpreter of the second process; by default, the first process' interpreter.
     budget_s
-        Seconds for all models; each has an equal share of the remaining time, including its start.
+        Seconds for all models; each model, including its start-up, has an equal share of the remaining time.
     repeat
-        Pairs of processes per model.
+        Number of process pairs per model.
     """
     end_s = monotonic() + budget_s
     pythons = (sys.executable, python or sys.executable)

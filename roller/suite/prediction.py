@@ -24,12 +24,12 @@ from roller.suite.tracing import trace_workload
 
 @dataclass(frozen=True)
 class Prediction:
-    """One model at one batch on one device; every figure is predicted.
+    """One model at one batch size on one device; every figure is predicted.
 
     Parameters
     ----------
     unit, units_per_sample
-        Unit of throughput, and its number per sample.
+        Unit of throughput, and the number of units per sample.
     """
 
     model: str
@@ -41,7 +41,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits the device's memory."""
+        """Whether the step fits into the device's memory."""
         return self.forecast.memory.fits
 
     def _per_second(self, iteration_s: float) -> float | None:
@@ -54,17 +54,17 @@ class Prediction:
 
     @property
     def throughput_between(self) -> tuple[float | None, float | None]:
-        """Units per second one expected error below and above."""
+        """Units per second if the step is slower or faster by the expected error."""
         return self._per_second(self.forecast.upper_s), self._per_second(self.forecast.lower_s)
 
     @property
     def compute_utilisation(self) -> float:
-        """Share of the step with an active kernel; kernels of the single stream do not overlap."""
+        """Share of the step with an active kernel; kernels on the single stream do not overlap."""
         return min(1.0, self.forecast.device_s / self.forecast.iteration_s) if self.forecast.iteration_s else 0.0
 
     @cached_property
     def timed_work(self) -> tuple[TimedWork, ...]:
-        """Operators of the step with their time and countable work."""
+        """Operators of the step with their times and countable work."""
         return tuple(
             TimedWork(operator.name, price.seconds, works_of(price))
             for operator, price in self.forecast.operators
@@ -73,27 +73,27 @@ class Prediction:
 
     @property
     def peak_share_by_pipe(self) -> Mapping[str, float]:
-        """Share of the peak by pipe, as in :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
+        """Share of the peak by pipe; see :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
         return peak_share_by_pipe(self.timed_work)
 
     @property
     def kernels(self) -> tuple[OperatorUse, ...]:
-        """The five longest operators whose share of the peak is below that of the step."""
+        """The five longest operators whose share of the peak is below the step's share."""
         return longest_below_average(operator_uses(self.timed_work))
 
     @property
     def peak_share(self) -> float:
-        """Share of the peak over all pipes: at one half, better kernels would at most double the speed."""
+        """Share of the peak over all pipes; if it is one half, better kernels can at most double the speed."""
         return sum(self.peak_share_by_pipe.values())
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes by published kind at the peak, as in :func:`~roller.suite.memory_kinds.memory_by_kind`."""
+        """Bytes by published kind at the peak; see :func:`~roller.suite.memory_kinds.memory_by_kind`."""
         return memory_by_kind(self.forecast.memory)
 
     @property
     def most_memory(self) -> Mapping[str, int]:
-        """Peak bytes of each kind, each at its own time."""
+        """Peak bytes of each kind; the peaks may be at different times."""
         return most_by_kind(self.forecast.step.trace, self.forecast.step.spec)
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,23 +121,23 @@ def predict(
     reduced: bool = False,
     done: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Prediction]:
-    """Yield a prediction for every model, batch and device, in this order; devices share traces if possible.
+    """Yield a prediction for every model, batch and device, in that order; devices share traces if possible.
 
     Parameters
     ----------
     models
-        Models, as from :func:`roller.suite.registry.models_of`.
+        Models, as returned by :func:`roller.suite.registry.models_of`.
     batches
-        Samples per step; ``None`` for the model's own.
+        Samples per step; ``None`` for the model's own batch.
     reduced
-        Whether to use the sizes that this machine trains in seconds instead of the published ones.
+        Whether to use reduced sizes, which this machine trains in seconds, instead of the published sizes.
     done
         Called with the name of each prediction.
 
     Raises
     ------
     ModelError
-        PyTorch is missing, or a device is neither a CUDA device nor a CPU.
+        If PyTorch is missing, or a device is neither a CUDA device nor a CPU.
     """
     for model in models:
         workload = model.workload(reduced=reduced)

@@ -106,12 +106,12 @@ MODELS: Mapping[str, SuiteModel] = {row.name: row for row in _ROWS}
 
 
 def models_of(names: Iterable[str]) -> tuple[SuiteModel, ...]:
-    """Return models by name, in the order of the names; all models by default.
+    """Return the named models in the order of ``names``; by default, return all models.
 
     Raises
     ------
     RollerError
-        A name is unknown.
+        If a name is unknown.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The file of a suite run: measured or predicted rows, and a head with date, environment and settings."""
+"""The file of a suite run: measured or predicted rows, and a header with date, environment and settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SuiteRun:
     head
         Date, environment, seed and rule, as plain data.
     rows
-        JSON-ready data of :class:`~roller.suite.prediction.Prediction` and
+        JSON-ready data from :class:`~roller.suite.prediction.Prediction` and
         :class:`~roller.suite.measuring.Measurement`.
     """
 
@@ -44,13 +44,13 @@ class SuiteRun:
 
 
 def head_of(release: str, *, now: datetime | None = None, **more: Any) -> dict[str, Any]:
-    """Return the head of a run on this machine."""
+    """Return the header for a run on this machine."""
     moment = (now or datetime.now(timezone.utc)).isoformat(timespec="seconds")
     return {"date": moment, "environment": environment_of(release), **more}
 
 
 def environment_of(release: str) -> dict[str, Any]:
-    """Return the parts of this process' environment that affect times; ``release`` is roller's version."""
+    """Return the properties of this process' environment that affect times; ``release`` is roller's version."""
     found = environment(release)
     return {name: found[name] for name in _PARTS}
 
@@ -72,7 +72,7 @@ def read_run(path: Path) -> SuiteRun:
     Raises
     ------
     RollerError
-        The file cannot be read or is not a run.
+        If the file cannot be read or is not a run.
     """
     data = read_json(path, "a run of the suite")
     known = isinstance(data, Mapping) and data.get("format") == FORMAT
@@ -130,7 +130,7 @@ def _is_time(value: Any) -> bool:
 
 
 def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten nested mappings to dotted names.
+    """Flatten nested mappings, joining their keys with dots.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def keys_of(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, str, str]]:
-    """Return the key of each row: model, batch, kind, and for a prediction the device."""
+    """Return the key of each row: model, batch, kind, and for a prediction, the device."""
     return [
         (row["model"], row["batch"], row["kind"], row["device"] if row["kind"] == "predicted" else "") for row in rows
     ]

@@ -20,23 +20,23 @@ from roller.suite.mean_interval import MeanInterval, mean_interval
 
 @dataclass(frozen=True)
 class SamplingRule:
-    """Rule for the end of the warm-up and for the number of iterations.
+    """Rule for when warm-up ends and how many iterations to take.
 
-    The publication discards iterations until throughput is stable and takes 50 to 1,000; the numbers that define
-    stability are Roller's.
+    The publication discards iterations until throughput is stable, then takes 50 to 1,000; the thresholds that define
+    stability are Roller's own.
 
     Parameters
     ----------
     window
-        Iterations per moving median, and number of consecutive medians that must agree.
+        Number of iterations per moving median, and of consecutive medians that must agree.
     tolerance
-        Largest relative difference of these medians.
+        Largest relative difference between these medians.
     least, most
         Bounds on the number of counted iterations.
     precise
-        Half-width of the mean's interval, relative to the mean, at which sampling stops.
+        Half-width of the mean's confidence interval, relative to the mean, at which sampling stops.
     limit
-        Half-width above which the mean is not reported.
+        Relative half-width above which the mean is not reported.
     """
 
     window: int = 20
@@ -66,18 +66,18 @@ class Sample:
     Parameters
     ----------
     warm_up
-        Undisturbed iterations before the first counted one.
+        Number of undisturbed iterations before the first counted iteration.
     samples_s
         Seconds of each counted iteration, in order.
     disturbed
-        Number of iterations of both phases that were discarded because of other work.
+        Number of iterations in both phases that were discarded because other programs disturbed them.
     interval
-        Mean of ``samples_s`` with its 95 % interval; ``None`` if fewer than two iterations count.
+        Mean of ``samples_s`` with its 95 % confidence interval; ``None`` for fewer than two counted iterations.
     cpu_utilisation
-        CPU seconds of this process in the counted phase, divided by its elapsed seconds and the number of processors;
-        ``None`` if no iteration counts.
+        CPU seconds of this process in the counted phase, divided by the elapsed seconds and the number of processors;
+        ``None`` without counted iterations.
     note
-        Why the mean is not reported; ``""`` if it is.
+        Why the mean is not reported; ``""`` if it is reported.
     """
 
     warm_up: int
@@ -98,7 +98,7 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
-        """Return the sample of JSON data."""
+        """Create the sample from JSON data."""
         interval = data["interval"]
         given = {
             "samples_s": tuple(data["samples_s"]),
@@ -107,7 +107,7 @@ class Sample:
         return cls(**{**data, **given})
 
     def timing(self) -> StepTiming:
-        """Return the mean as a step timing; without an interval, its bounds are zero and infinity."""
+        """Return the mean as a step timing; without a confidence interval, its bounds are zero and infinity."""
         mean, lower, upper = self.interval or MeanInterval(0.0, 0.0, float("inf"))
         return StepTiming(mean, max(0.0, lower), upper, self.is_stable, self.samples_s, self.note)
 
@@ -117,7 +117,7 @@ def warm_up_of(seconds: Sequence[float], rule: SamplingRule) -> int | None:
 
     Examples
     --------
-    The medians over three iterations are 9, 2, 1, 1, 1: the last three agree.
+    The medians over three iterations are 9, 2, 1, 1 and 1; the last three agree.
 
     >>> warm_up_of([9.0, 9.0, 2.0, 1.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2))
     7
@@ -140,7 +140,7 @@ def sample_iterations(
     steps_per_call: int = 1,
     budget_s: float,
 ) -> Sample:
-    """Return a sample of the iterations of a step."""
+    """Sample the iterations of a step."""
     clock = system_clock()
     try:
         return _Sampler(step, rule, steps_per_call, budget_s, clock).run()

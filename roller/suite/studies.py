@@ -1,4 +1,4 @@
-"""Predicted studies of the suite's models: batches up to memory, several devices, precision, fusion."""
+"""Predicted studies of the suite's models: batches up to the memory limit, several devices, precision and fusion."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ SATURATED = 0.10
 
 @dataclass(frozen=True)
 class ClusterRow:
-    """A model that trains on several devices, each with the same batch.
+    """A model that trains on several devices with the same batch size on each.
 
     Parameters
     ----------
     model, device, batch
-        Names, and samples per step on each device.
+        Names of the model and device, and samples per step on each device.
     cluster
         Key of :data:`CLUSTERS`.
     throughput
-        Units per second of all devices; ``None`` if it cannot be predicted.
+        Units per second over all devices; ``None`` if the throughput cannot be predicted.
     compute_utilisation
         Share of the step with an active kernel, per device.
     """
@@ -67,7 +67,7 @@ class ChangeRow:
     Parameters
     ----------
     speedup
-        Time of a step before divided by after the change; ``None`` if it cannot be predicted.
+        Step time before the change divided by the time after it; ``None`` if it cannot be predicted.
     """
 
     model: str
@@ -89,7 +89,7 @@ class Studies:
     Parameters
     ----------
     sweeps
-        Predictions for batches of powers of two; the last one of each model and device is the first that does not fit.
+        Predictions for power-of-two batches; for each model and device, the last batch is the first that does not fit.
     """
 
     sweeps: tuple[Mapping[str, Any], ...]
@@ -100,12 +100,12 @@ class Studies:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Studies:
-        """Return the studies of JSON data.
+        """Create the studies from JSON data.
 
         Raises
         ------
         RollerError
-            The data are incomplete, or name an unknown model or device.
+            If the data are incomplete, or name an unknown model or device.
         """
         try:
             sweeps = tuple(data["sweeps"])
@@ -125,7 +125,7 @@ class Studies:
         return sorted(rows, key=lambda row: row["batch"])
 
     def is_whole(self, model: str, device: str) -> bool:
-        """Return whether a sweep ends at a batch that does not fit, and not at a requested limit."""
+        """Return whether a sweep ends at a batch that does not fit, rather than at a requested limit."""
         return any((row["model"], row["device"], row["fits"]) == (model, device, False) for row in self.sweeps)
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _without_kind(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saturation(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the batch above which every doubling gains less than a tenth; ``None`` if the last one gains more.
+    """Return the batch beyond which each doubling gains less than a tenth; ``None`` if the last one gains more.
 
     Examples
     --------
@@ -170,11 +170,11 @@ def run_studies(
     Parameters
     ----------
     models, devices
-        Subjects of the batch sweeps; clusters and changes only use the first device.
+        Models and devices of the batch sweeps; clusters and changes use only the first device.
     reduced
-        Whether to use the sizes for this machine.
+        Whether to use the reduced sizes for this machine.
     most
-        Largest batch of a sweep; by default the largest that fits.
+        Largest batch in a sweep; by default, the largest that fits.
     done
         Called with the names of each model and device.
     """
@@ -196,13 +196,13 @@ def run_studies(
 def batch_sweep(
     model: SuiteModel, units: float, step: TracedStep, spec: DeviceSpec, most: int | None = None
 ) -> Iterator[Prediction]:
-    """Yield predictions for batches of powers of two up to the first that does not fit."""
+    """Yield predictions for power-of-two batches up to the first that does not fit."""
     # a model published with a single batch keeps it
     batch = model.batches[0] if len(model.batches) == 1 else 1
     while most is None or batch <= most:
         try:
             forecast = step.forecast(spec, batch=batch)
-        except ModelError:  # too small to train, as one image for a batch norm after global pooling
+        except ModelError:  # too small to train, such as one image for a batch norm after global pooling
             if batch >= model.batches[0]:
                 raise
             batch *= 2
@@ -215,7 +215,7 @@ def batch_sweep(
 
 
 def cluster_study(model: SuiteModel, units: float, step: TracedStep, spec: DeviceSpec) -> Iterator[ClusterRow]:
-    """Yield a row for each of :data:`CLUSTERS` at the step's own batch, under ``DistributedDataParallel``."""
+    """Yield a row for each of :data:`CLUSTERS` at the step's own batch size, under ``DistributedDataParallel``."""
     batch = int(step.options["batch"])
     graph, one = step.graph(spec), step.forecast(spec)
     several = None
@@ -241,7 +241,7 @@ def cluster_study(model: SuiteModel, units: float, step: TracedStep, spec: Devic
 
 
 def change_study(model: SuiteModel, step: TracedStep, spec: DeviceSpec) -> Iterator[ChangeRow]:
-    """Yield the effects of half precision and fused kernels at the step's own batch."""
+    """Yield the effects of half precision and fused kernels at the step's own batch size."""
     head = (model.name, spec.name, int(step.options["batch"]))
     before_s = step.forecast(spec).iteration_s
     for amp in ("fp16", "bf16"):

@@ -15,7 +15,7 @@ from roller.suite.entry import Workload
 def trace_workload(
     name: str, workload: Workload, *, batch: int | None = None, device: str | DeviceSpec | None = None
 ) -> TracedStep:
-    """Trace the step of a workload, at its own batch by default."""
+    """Trace the training step of a workload, by default at its own batch size."""
     module = providers_of(name, workload)
     return trace_providers(
         name, str(module.__file__), model_provider=module.model_provider, input_provider=module.input_provider,
@@ -24,7 +24,7 @@ def trace_workload(
 
 
 def providers_of(name: str, workload: Workload) -> ModuleType:
-    """Return a module with the three providers of a workload, under the file name of the model."""
+    """Return a module with the three providers for a workload, under the file name of the model."""
 
     def input_provider(batch_size: int = workload.batch) -> tuple[Any, ...]:
         return workload.inputs(batch_size)

@@ -24,14 +24,14 @@ _BLOCK_TIMEOUT_S = 600.0
 
 
 class Block(NamedTuple):
-    """Seconds per iteration of consecutive iterations, and whether no other work disturbed them."""
+    """Seconds per iteration of consecutive iterations, and whether they ran undisturbed by other work."""
 
     iteration_s: float
     is_quiet: bool
 
 
 class TurnCoordinator:
-    """Coordinator's end of two named pipes in an empty ``folder``, through which a worker is asked to run blocks."""
+    """Coordinator's end of two named pipes in an empty ``folder``, through which it asks a worker to run blocks."""
 
     def __init__(self, folder: Path, is_alive: Callable[[], bool]) -> None:
         self._is_alive = is_alive
@@ -45,7 +45,7 @@ class TurnCoordinator:
         self._answer()
 
     def run(self, calls: int) -> Block:
-        """Let the other process call the step ``calls`` times; return the block's time."""
+        """Let the other process call the step ``calls`` times; return the block of its times."""
         send(self._turn, {"calls": calls})
         answer = self._answer()
         return Block(float(answer["iteration_s"]), bool(answer["is_quiet"]))
@@ -73,7 +73,7 @@ class TurnCoordinator:
 
 
 def take_turns(step: Callable[[], object], folder: Path, *, steps_per_call: int = 1) -> None:
-    """Run blocks of a step on request of the coordinator."""
+    """Run blocks of a step at the coordinator's request."""
     clock = system_clock()
     turn, done = (os.open(folder / name, flag) for name, flag in (("turn", os.O_RDONLY), ("done", os.O_WRONLY)))
     try:

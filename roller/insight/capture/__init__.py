@@ -1,1 +1,1 @@
-"""Traces a training script without providers, in a process that can neither change files nor use the network."""
+"""Traces training scripts without providers, in a process that can neither change files nor use the network."""

@@ -1,7 +1,7 @@
-"""Trace code that uses objects of this process, such as a notebook cell, in a fork of the process.
+"""Trace code that uses this process's objects, such as a notebook cell, in a fork of the process.
 
-Like the process of a script, the fork can neither change files nor use the network, and it ends once the steps repeat.
-Models, optimizers and data of this process stay unchanged.
+Like the process that traces a script, the fork can neither change files nor use the network, and it ends once the steps
+repeat. This process's models, optimizers and data stay unchanged.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _POLL_S = 0.01
 
 
 class CellTracer(ScriptTracer):
-    """Tracer of code in this process: each trace runs the code in a new fork.
+    """Tracer for code in this process; each trace runs the code in a new fork.
 
     Parameters
     ----------
     code, names
-        The code, and the global names it reads and sets.
+        The code, and the global names that it reads and sets.
     name
         Name of the code in messages, e.g. ``"In[3]"``.
     cell_of
         Maps the file name of a notebook cell's code to the name of the cell; ``""`` for other code.
     patience_s, calls
-        As in :class:`~roller.insight.capture.script_tracer.ScriptTracer`.
+        See :class:`~roller.insight.capture.script_tracer.ScriptTracer`.
 
     Raises
     ------
     ModelError
-        The system has no ``fork``, or this process has used a GPU, which a forked process cannot use.
+        If the system does not have ``fork``, or this process has used a GPU, which a forked process then cannot use.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ def trace_cell(
     batch: int | None = None, device: str | DeviceSpec | None = None, patience_s: float = PATIENCE_S,
     calls: int | None = None,
 ) -> TracedStep:  # fmt: skip
-    """Trace the steps that code in this process takes; arguments as in :class:`CellTracer`.
+    """Trace the steps that code in this process takes; see :class:`CellTracer` for the arguments.
 
     Raises
     ------
     ModelError
-        The code cannot be traced.
+        If the code cannot be traced.
     """
     tracer = CellTracer(code, names, name, cell_of, patience_s=patience_s, calls=calls)
     return tracer.step(TraceOptions(batch, device))
@@ -106,12 +106,12 @@ def _check_can_fork(name: str) -> None:
 
 
 class _Fork:
-    """A fork of this process with the part of ``subprocess.Popen``'s interface that the tracer uses."""
+    """A fork of this process, with the part of ``subprocess.Popen``'s interface that the tracer uses."""
 
     def __init__(self, run: Callable[[], object], stderr: IO[bytes]) -> None:
         requests, answers = os.pipe(), os.pipe()
         with warnings.catch_warnings():
-            # Python warns of other threads; those of a notebook kernel hold no lock that the fork needs.
+            # Python warns about other threads; a notebook kernel's threads do not hold any lock that the fork needs.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if not self.pid:
@@ -122,9 +122,9 @@ class _Fork:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, ``None`` while the fork runs."""
+        """Return the exit code; ``None`` while the fork is running."""
         if self.returncode is None:
-            with contextlib.suppress(ChildProcessError):  # somebody else waited for it
+            with contextlib.suppress(ChildProcessError):  # other code has already waited for it
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if not pid:
                     return None
@@ -134,7 +134,7 @@ class _Fork:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for the end of the fork, and return its exit code."""
+        """Wait for the fork to end, and return its exit code."""
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > end:
@@ -152,7 +152,7 @@ class _Fork:
 def _become_worker(
     run: Callable[[], object], requests: tuple[int, int], answers: tuple[int, int], stderr: int
 ) -> NoReturn:
-    """Run in the fork that calls it, and end the fork in any case."""
+    """Run in the fork that called this method, and end the fork in any case."""
     try:
         os.setsid()
         for signal_number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""``roller init``: writes an entry file for a model's class, and runs its step once on shapes."""
+"""``roller init``: writes an entry file for a model class, and runs its step once on shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.project_folder import module_of
 from roller.insight.traced_step import TracedStep
 
-#: Dtype of an input -> how a tensor of it is made of a shape. Indices are 0 and 1, which every table has.
+#: Dtype of an input -> expression that makes a tensor from a shape. Indices are 0 and 1, which every table has.
 _MAKERS = {
     **dict.fromkeys(("float32", "float64", "float16", "bfloat16"), "torch.randn({shape}, dtype=torch.{dtype})"),
     **dict.fromkeys(("int64", "int32"), "torch.randint(2, {shape}, dtype=torch.{dtype})"),
@@ -68,14 +68,14 @@ def iteration_provider(model):
 
 @dataclass(frozen=True)
 class InputShape:
-    """Shape and dtype of an input of one sample.
+    """Shape and dtype of an input for one sample.
 
     Parameters
     ----------
     sizes
-        Without the axis of samples.
+        Shape without the batch axis.
     dtype
-        PyTorch's name.
+        PyTorch's name for the dtype.
     """
 
     sizes: tuple[int, ...]
@@ -83,7 +83,7 @@ class InputShape:
 
     @classmethod
     def parse(cls, text: str) -> InputShape:
-        """Return the shape of a text such as ``"3x224x224:float32"``; of ``":float32"`` a sample is one number.
+        """Parse a text such as ``"3x224x224:float32"``; for ``":float32"``, a sample is one number.
 
         Examples
         --------
@@ -106,7 +106,7 @@ class InputShape:
         return cls(tuple(map(int, parts)), dtype)
 
     def code(self) -> str:
-        """Return the expression of a batch of such inputs."""
+        """Return the Python expression for a batch of such inputs."""
         shape = ", ".join(["batch_size", *map(str, self.sizes)]) if self.sizes else "batch_size,"
         return _MAKERS[self.dtype].format(shape=f"({shape})", dtype=self.dtype)
 
@@ -118,25 +118,25 @@ def write_entry(
     arguments: str = "",
     out: str | Path | None = None,
 ) -> tuple[Path, TracedStep]:
-    """Write the entry file of a model's class, trace its step, and return its path and the traced step.
+    """Write the entry file for a model class, trace its step, and return the file's path and the traced step.
 
     Parameters
     ----------
     model
-        Python file of the class.
+        Python file that contains the class.
     class_name
-        By default the only class with a ``forward`` that no other class of the file uses.
+        Name of the class; by default, the only class with a ``forward`` that no other class in the file uses.
     inputs
-        One for each argument of ``forward`` without a default, as :meth:`InputShape.parse` reads them.
+        One shape for each argument of ``forward`` without a default, in the format of :meth:`InputShape.parse`.
     arguments
-        Of the constructor, as Python has them: ``"width=64, depth=2"``.
+        Constructor arguments in Python syntax: ``"width=64, depth=2"``.
     out
-        Beside the model by default, with ``_entry`` behind its name.
+        Path of the entry file; by default, next to the model's file with ``_entry`` appended to the name.
 
     Raises
     ------
     ModelError
-        The class, its arguments or the inputs do not fit, the file exists, or its step does not run; then no file is
+        If the class, its arguments or the inputs do not fit, the file exists, or its step does not run; no file is then
         written.
     """
     path = Path(model)

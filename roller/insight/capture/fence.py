@@ -1,8 +1,8 @@
-"""Lets the kernel refuse this process all writes outside of one folder, and the network, where it can.
+"""Lets the operating system deny this process network access and writes outside one folder, if supported.
 
-Hooks of Python do not see writers in C++ or Rust (``torch.jit.save``, safetensors, SQLite); the kernel does. Landlock
-(Linux 6.2 or later) limits files, a namespace of its own the network. Both hold for child processes too, and cannot be
-undone. This keeps accidents from happening; it is no prison for a program that means harm.
+Python hooks do not see writes from C++ or Rust (``torch.jit.save``, safetensors, SQLite); the operating system does.
+Landlock (Linux 6.2 or later) restricts files, and a separate namespace restricts the network. Both restrictions also
+apply to child processes and cannot be undone. They prevent accidents, but do not contain malicious programs.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pathlib import Path
 
 #: Numbers of Landlock's system calls, the same on every architecture.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-#: A flag that asks for the version, a rule about what is below a path, and the first version that knows truncation.
+#: A flag that requests the version, a rule for everything below a path, and the first version that supports truncation.
 _ASK_VERSION, _PATH_BENEATH, _LEAST_VERSION = 1, 1, 3
 #: Rights by their bits: to write a file, to make and remove files of each kind, to link, to truncate.
 _WRITE_FILE, _MAKE_AND_REMOVE, _REFER, _TRUNCATE = 1 << 1, 0b1_1111_1111_0000, 1 << 13, 1 << 14
 _ALL = _WRITE_FILE | _MAKE_AND_REMOVE | _REFER | _TRUNCATE
-#: ``prctl``: no new privileges, which Landlock asks for.
+#: ``prctl``: no new privileges, which Landlock requires.
 _NO_NEW_PRIVILEGES = 38
-#: ``unshare``: a namespace of the network, and one of users, which lets anybody make the first.
+#: ``unshare``: a network namespace, and a user namespace, which lets anyone create the former.
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
-#: What may be written outside of the folder, and how: locks of multiprocessing are in ``/dev/shm``.
+#: Paths that may be written outside the folder, and how: locks of multiprocessing are in ``/dev/shm``.
 _OTHERS = (("/dev/shm", _ALL), ("/dev/null", _WRITE_FILE | _TRUNCATE))
 
 
 def leave_network() -> bool:
-    """Cut this process off from the network permanently; return whether the kernel supports that.
+    """Disconnect this process from the network permanently; return whether the operating system supports that.
 
-    Call it before threads start: an unprivileged process needs a user namespace, which the kernel grants only to a
-    process with a single thread.
+    Call this function before threads start: an unprivileged process needs a user namespace, which the system grants
+    only to a process with a single thread.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -49,7 +49,7 @@ def leave_network() -> bool:
 
 
 def limit_writes(folder: str) -> bool:
-    """Refuse this process writes outside a folder permanently; return whether the kernel supports that."""
+    """Deny this process writes outside a folder permanently; return whether the operating system supports that."""
     return sys.platform.startswith("linux") and _limit_writes(ctypes.CDLL(None, use_errno=True), folder)
 
 

@@ -1,7 +1,7 @@
-"""Keeps a script's Python from writing, from the network and from other processes, and tells where it tried.
+"""Stops a script's Python code from writing files, using the network or starting processes, and records attempts.
 
-A file that the script opens for writing, and a folder that it makes, are in the folder of this process, where the
-script finds them again. All else that writes, connects or starts a program raises ``PermissionError``.
+Files that the script opens for writing, and folders that it makes, are redirected to this process's folder, where the
+script finds them again. Any other attempt to write, connect or start a program raises ``PermissionError``.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-#: Events of Python's audit that change files, with the numbers of their paths; ``open`` is apart.
+#: Python audit events that change files, with the positions of their paths; ``open`` is handled separately.
 _CHANGES = {
     "os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.link": (1,), "os.symlink": (1,), "os.truncate": (0,),
     "os.mkdir": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,),
     "shutil.move": (0, 1),
 }  # fmt: skip
-#: Beginnings of events that reach other machines or processes, or start programs.
+#: Prefixes of events that reach other machines or processes, or start programs.
 _OUTSIDE = (
     "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "subprocess.Popen",
     "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
 )  # fmt: skip
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: Functions of ``os`` that ask for what is at a path.
+#: Functions of ``os`` that inspect a path.
 _QUESTIONS = ("stat", "access", "listdir", "scandir")
-#: Functions of ``os`` that change what is at a path: allowed for files that the script made.
+#: Functions of ``os`` that change a path; allowed for files that the script made.
 _OWN_CHANGES = ("chmod", "utime", "truncate", "remove", "unlink", "rmdir", "rename", "replace")
-#: What holds no file of the user's.
+#: Paths that contain no files of the user.
 _DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
 
 
-#: Exit status of a shell that finds no such command, as ``os.system`` returns it.
+#: Exit status of a shell that does not find a command, as returned by ``os.system``.
 _NOT_FOUND = 127 << 8
 
 
 class BlockedOperationError(PermissionError):
-    """The guard blocked an operation of a script."""
+    """The guard blocked an operation attempted by a script."""
 
 
 class Guard:
-    """Redirects or refuses what a script would write.
+    """Redirects or refuses a script's writes.
 
     Parameters
     ----------
     folder
-        Where this process may write.
+        Folder in which this process may write.
     note
-        Called with what was kept from happening, e.g. ``"open log.txt"``.
+        Called with each blocked or redirected operation, e.g. ``"open log.txt"``.
     """
 
     def __init__(self, folder: str, note: Callable[[str], None]) -> None:
         self._folder, self._note = os.path.realpath(folder), note
-        #: Path of a file or folder that the script made -> where it is.
+        #: Path of a file or folder that the script made -> its actual location.
         self._made: dict[str, str] = {}
         self._open, self._mkdir = builtins.open, os.mkdir
 
@@ -78,7 +78,7 @@ class Guard:
         os.mkdir = mkdir_redirected
         for name in (*_QUESTIONS, *_OWN_CHANGES):
             setattr(os, name, self._asked_where_it_is(getattr(os, name)))
-        # A process that is started afresh raises no event of the audit.
+        # A newly started process does not raise audit events.
         multiprocessing.process.BaseProcess.start = self._start_process  # type: ignore[method-assign, assignment]
         sys.addaudithook(self._audit)
 
@@ -98,7 +98,7 @@ class Guard:
         return ask
 
     def _place_of(self, path: Any) -> str | None:
-        """Return the redirected path of a file that the script made, or that is in a folder it made; else ``None``."""
+        """Return the redirected path of a file or folder that the script made, or of its contents, else ``None``."""
         if not self._made or not isinstance(path, (str, bytes, os.PathLike)):
             return None
         whole = outer = _whole(path)
@@ -167,7 +167,7 @@ class Guard:
 
 
 def _whole(path: Any) -> str:
-    """Return a path without links, of what need not exist."""
+    """Return a path with symbolic links resolved; the path need not exist."""
     return os.path.realpath(os.fsdecode(path))
 
 

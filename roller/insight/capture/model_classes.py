@@ -1,4 +1,4 @@
-"""Finds the model classes of a Python file, with what their constructor and their forward take, without running it."""
+"""Finds the model classes in a Python file, and their constructor and ``forward`` arguments, without running it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
 
-#: Calls that train, where a file makes them while it is imported.
+#: Calls that train if a file makes them while it is imported.
 _TRAINING = ("backward", "step", "fit", "train")
 
 
@@ -21,9 +21,9 @@ class ModelClass:
     Parameters
     ----------
     name, line
-        Of the class.
+        Name and line number of the class.
     needed
-        Arguments of its constructor without a default.
+        Constructor arguments without a default.
     inputs
         Arguments of ``forward`` without a default.
     """
@@ -35,7 +35,7 @@ class ModelClass:
 
 
 def find_model_class(path: Path, name: str | None = None) -> ModelClass:
-    """Return a model class of a file: the named one, or the only one that no other class uses."""
+    """Return a model class in a file: the named one, or the only one that no other class uses."""
     try:
         tree = ast.parse(read_text(path))
     except (OSError, ValueError, SyntaxError) as error:
@@ -64,7 +64,7 @@ def find_model_class(path: Path, name: str | None = None) -> ModelClass:
 
 
 def _method(node: ast.ClassDef, name: str, nodes: Mapping[str, ast.ClassDef]) -> ast.FunctionDef | None:
-    """Return the method of a class, or of a base in the same file."""
+    """Return the method of a class, or of a base class in the same file."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == name:
             return part
@@ -73,7 +73,7 @@ def _method(node: ast.ClassDef, name: str, nodes: Mapping[str, ast.ClassDef]) ->
 
 
 def _needed(function: ast.FunctionDef | None) -> tuple[str, ...]:
-    """Return the arguments of a method without a default, without ``self``."""
+    """Return the arguments of a method that have no default, excluding ``self``."""
     if function is None:
         return ()
     given = [*function.args.posonlyargs, *function.args.args][1:]
@@ -89,7 +89,7 @@ def _names_in(node: ast.ClassDef) -> Iterator[ast.Name]:
 
 
 def _check_imports_only(tree: ast.Module, path: Path) -> None:
-    """Raise an error for a file that trains while it is imported."""
+    """Raise an error for a file that trains when it is imported."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or _is_main_guard(node):
             continue

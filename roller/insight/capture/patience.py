@@ -1,4 +1,4 @@
-"""Stops a script that does not start to train: after some time without a sign that it will."""
+"""Stops a script that does not begin to train, after some time without a sign that it will."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-#: Seconds without a sign that a script prepares to train, after which it is stopped.
+#: Seconds without a sign that a script is preparing to train, after which it is stopped.
 PATIENCE_S = 5.0
 #: Seconds between checks.
 _POLL_S = 0.1
 
 
 class Patience:
-    """Waits for a script to train as long as it gives signs that it prepares to.
+    """Waits for a script to train as long as it shows signs of preparing to.
 
-    Signs are imports, and what :meth:`sign` is called for. Importing takes any time.
+    Signs are imports and calls of :meth:`sign`. Imports may take any amount of time.
 
     Parameters
     ----------
     seconds
-        Time without a sign after which it is over.
+        Time without a sign after which the script is stopped.
     over
-        Called with the main thread's frame, in a thread of its own.
+        Called with the main thread's frame, in a separate thread, when the time is over.
     """
 
     def __init__(self, seconds: float, over: Callable[[FrameType | None], None]) -> None:
@@ -33,13 +33,13 @@ class Patience:
         self._main = threading.get_ident()
 
     def start(self) -> None:
-        """Begin to wait."""
+        """Start waiting."""
         sys.addaudithook(self._audit)
         self.sign()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def sign(self) -> None:
-        """Note that the script prepares to train."""
+        """Note a sign that the script is preparing to train."""
         self._last = time.monotonic()
 
     def _audit(self, event: str, given: object) -> None:

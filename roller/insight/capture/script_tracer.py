@@ -1,4 +1,4 @@
-"""Traces a training script without providers, in a process that writes nothing and reaches no network."""
+"""Traces a training script without providers, in a process that writes no files and has no network access."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
-#: Of the process: loggers and hubs stay silent, and no code is cached.
+#: Environment of the process: loggers and hubs stay silent, and no code is cached.
 _SILENT = {
     "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1", "MPLBACKEND": "Agg", "TOKENIZERS_PARALLELISM": "false",
@@ -31,20 +31,21 @@ _SILENT = {
 
 
 class ScriptTracer(ProjectTracer):
-    """A tracer of a training script: each trace runs the script anew, up to its first repeated step.
+    """Tracer for a training script; each trace runs the script again, up to its first repeated step.
 
-    The script trains nothing: its tensors on the device are shapes. It writes into a folder that is removed.
+    The script trains nothing: its device tensors are only shapes. It writes into a folder that is removed afterwards.
 
     Parameters
     ----------
     script
         A program that trains with PyTorch.
     arguments
-        Its own.
+        The script's own arguments.
     patience_s
-        Seconds without a sign that it prepares to train (an import, a parameter, a batch, an operator).
+        Seconds without a sign of preparing to train (an import, parameter, batch or operator) before the script is
+        stopped.
     calls, python
-        As of :class:`~roller.insight.project_tracer.ProjectTracer`; ``calls`` are training steps.
+        See :class:`~roller.insight.project_tracer.ProjectTracer`; ``calls`` counts training steps.
     """
 
     worker = "roller.insight.capture.script_worker"
@@ -60,11 +61,11 @@ class ScriptTracer(ProjectTracer):
         self._own_folder = ""
 
     def step(self, options: TraceOptions | None = None) -> TracedStep:
-        """Return the traced step, whose ``at`` keeps what it does not change; each trace runs the script anew."""
+        """Return the traced step; its ``at`` keeps unspecified options, and each trace runs the script again."""
         return Retracer(self._locked, options or TraceOptions(), TracedStep.of)(TraceOptions())
 
     def _stop(self) -> None:
-        """Stop the process, with all that the script has started in it."""
+        """Stop the process and everything that the script has started in it."""
         process = self._process
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -111,38 +112,38 @@ def trace_script(
     python: str = sys.executable,
     torch_release: str | None = None,
 ) -> TracedStep:
-    """Trace the steps of an unmodified training script, which trains nothing, writes nothing and reaches no network.
+    """Trace the steps of an unmodified training script without training, writing files or using the network.
 
-    The script runs in a process of its own until its steps repeat, mostly after the second one; what it moves to a GPU
-    are shapes. Networks, batch, optimizers, precision, checkpointing and accumulation are those that it uses.
+    The script runs in a separate process until its steps repeat, usually after the second one; tensors that it moves to
+    a GPU become shapes. Networks, batch, optimizers, precision, checkpointing and accumulation are the script's own.
 
     Parameters
     ----------
     script
         A program that trains with PyTorch.
     arguments
-        Its own.
+        The script's own arguments.
     batch
-        Samples of a batch; by default that of its loader, which is changed otherwise.
+        Samples per batch; by default, the loader's own; otherwise the loader is changed.
     device
-        GPU whose rules choose kernels; one of sm_80 by default.
+        GPU whose rules choose kernels; by default, an sm_80 GPU.
     calls
-        Training steps to trace; until they repeat by default.
+        Number of training steps to trace; by default, until the steps repeat.
     patience_s, python
-        As of :class:`ScriptTracer`.
+        See :class:`ScriptTracer`.
     torch_release
-        As in :func:`roller.trace`.
+        See :func:`roller.trace`.
 
     Returns
     -------
     TracedStep
-        Its ``options`` have ``mode`` ``"script"``, ``networks``, ``optimizer``, ``amp``, ``accumulate``, ``batch``,
-        ``loss`` (the line of backward) and ``checkpoint``.
+        The step. Its ``options`` contain ``mode`` (``"script"``), ``networks``, ``optimizer``, ``amp``, ``accumulate``,
+        ``batch``, ``loss`` (the line of backward) and ``checkpoint``.
 
     Raises
     ------
     ModelError
-        The script fails, never trains, or has no loader whose batch could be changed.
+        If the script fails, never trains, or does not have a loader whose batch could be changed.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""``python -m roller.insight.capture.script_worker SCRIPT``: traces a training script for ``script_tracer``, once.
+"""``python -m roller.insight.capture.script_worker SCRIPT``: traces a training script once, for ``script_tracer``.
 
-The request comes on standard input, the answer goes to what was standard output, and then the process ends, within the
-script where its steps are traced.
+The request arrives on standard input, and the answer goes to the original standard output. The process then ends,
+inside the script if its steps have been traced.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 #: Environment variable with the folder that this process may write into.
 FOLDER = "ROLLER_SCRIPT_FOLDER"
-#: Blocked operations of a script that a note names.
+#: Number of blocked operations of a script that a note names.
 _MOST_NAMED = 4
-#: Bytes at the end of standard error in which the last line is looked for.
+#: Number of bytes at the end of standard error that are searched for the last line.
 _LAST_BYTES = 2000
 
 
 def kept_from_note(things: Sequence[str]) -> list[str]:
-    """Return a note that names the blocked and redirected operations of a script; none if there were none."""
+    """Return a note that names a script's blocked and redirected operations; ``""`` if there were none."""
     if not things:
         return []
     more = f", and {len(things) - _MOST_NAMED} more" if len(things) > _MOST_NAMED else ""
@@ -53,11 +53,11 @@ class Worker:
     script
         Path of the script.
     answers
-        Where the answer goes.
+        Stream to which the answer is written.
     request
         ``arguments``, ``batch``, ``device``, ``calls``, ``patience_s``.
     body
-        Code of this process that runs in place of a script file; ``script`` is then only a name.
+        Code in this process that runs instead of a script file; ``script`` is then only a name.
     cell_of
         Maps the file name of a notebook cell's code to the name of the cell; ``""`` for other code.
     """
@@ -128,7 +128,7 @@ class Worker:
         return Patience(seconds, over)
 
     def _place(self, frame: FrameType | None) -> str:
-        """Return the script's line that runs, for a message."""
+        """Return the line of the script that is running, for a message."""
         while frame is not None and self._tracer is not None:
             stacks, file = self._tracer.session.origins.stacks, frame.f_code.co_filename
             if not stacks.is_foreign(file):
@@ -137,11 +137,11 @@ class Worker:
         return ""
 
     def _note(self, what: str) -> None:
-        """Note what the script was kept from, once, unless the tracer's own libraries asked for it."""
+        """Note once that an operation of the script was blocked, unless the tracer's own libraries requested it."""
         self._kept_from.setdefault(what + self._line())
 
     def _refusal(self, error: RollerError) -> str:
-        """Return why there is no trace; blocked operations are named, since they may be the cause."""
+        """Return why there is no trace, naming blocked operations, since they may be the cause."""
         refused = error.__context__
         if isinstance(refused, BlockedOperationError):
             return (
@@ -178,7 +178,7 @@ def _last_words() -> str:
 
 
 def main(script: str, body: Callable[[], Any] | None = None, cell_of: Callable[[str], str] | None = None) -> None:
-    """Answer one request; arguments as of :class:`Worker`."""
+    """Answer one request; see :class:`Worker` for the arguments."""
     leave_network()
     requests, answers = take_pipes()
     request, _ = receive(requests)

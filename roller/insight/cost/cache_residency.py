@@ -18,7 +18,7 @@ STEPS = 16
 def cached_shares(
     operators: Sequence[Operator], spec: DeviceSpec, events: Iterable[AllocEvent | FreeEvent] = ()
 ) -> list[float]:
-    """Return for each operator the share of its bytes that the shared cache serves instead of device memory.
+    """Return, for each operator, the share of its bytes that the shared cache serves instead of device memory.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def _uses(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> dict[int,
 def _freed(
     operators: Sequence[Operator], events: Iterable[AllocEvent | FreeEvent], uses: Mapping[int, _Use]
 ) -> dict[int, set[int]]:
-    """Map each position to the storages freed there, among those that the step writes before it reads them."""
+    """Map each position to the storages freed there, among the storages that the step writes before reading them."""
     # Without any recorded free, memory counts as freed after its last use, if that is a read.
     own = {s: use for s, use in uses.items() if use.first_write is not None}
     frees = [e for e in events if isinstance(e, FreeEvent)]
@@ -109,7 +109,7 @@ def _freed(
 
 @dataclass
 class _Stack:
-    """LRU stack of storages, with the bytes that each use touched."""
+    """LRU stack of storages, with the bytes touched by each use."""
 
     capacity_bytes: float
     groups: list[dict[int, int]] = field(default_factory=list)
@@ -128,7 +128,7 @@ class _Stack:
         return found
 
     def touch(self, storages: dict[int, int], gone: set[int]) -> None:
-        """Move storages to the top of the stack; the space of freed ones goes to the next use."""
+        """Move storages to the top of the stack; the space of freed storages goes to the next use."""
         for storage in storages:
             if storage in self.group_of:
                 del self.group_of[storage][storage]
@@ -140,7 +140,7 @@ class _Stack:
         self.group_of.update(dict.fromkeys(top, top))
 
     def drop(self, gone: set[int]) -> None:
-        """Remove storages that are freed after another kernel than their last user."""
+        """Drop storages that are freed after a kernel other than their last user."""
         for storage in gone & self.group_of.keys():
             self.freed_bytes += self.group_of.pop(storage).pop(storage)
 

@@ -1,4 +1,4 @@
-"""Copies between host and device, over a link that specifications do not describe yet."""
+"""Copies between host and device, over a link that specifications do not yet describe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from roller.insight.cost.gpu.operator_view import itemsize, total_bytes
 from roller.insight.trace.trace import Operator
 
-#: Bandwidth of the link. Assumed: the rate that PCIe 4.0 x16 reaches in practice, of 31.5e9 in theory.
+#: Bandwidth of the link. Assumed: the rate that PCIe 4.0 x16 reaches in practice; the theoretical rate is 31.5e9.
 HOST_LINK_BYTES_PER_S = 25e9
 _COPIES = frozenset(("aten._to_copy.default", "aten.copy_.default"))
 
@@ -19,7 +19,7 @@ def host_copy_bytes(operators: Iterable[Operator]) -> float:
 
 
 def host_copy_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[str, ...]:
-    """Return a note if the host link would take at least a twentieth of the step."""
+    """Return a note if the host link would take at least a twentieth of the step time."""
     size_bytes = host_copy_bytes(operators)
     link_s = size_bytes / HOST_LINK_BYTES_PER_S
     if link_s < 0.05 * iteration_s:

@@ -21,15 +21,15 @@ class Host:
     release_us_per_page: float
     #: Launches that a stream queues before the next one blocks.
     launch_queue_places: int
-    #: From a launch to its kernel on an idle stream, where the profile does not give it.
+    #: From a launch to its kernel on an idle stream, if the profile does not give it.
     launch_latency_us: float
 
     def fetch_batch_us(self, size_bytes: float) -> float:
-        """Return the training thread's time for a batch: it fetches the batch and unmaps the previous one."""
+        """Return the training thread's time for a batch: the time to fetch it and unmap the previous batch."""
         return self.fetch_us + self.release_us_per_page * size_bytes / self.page_bytes
 
     def page_faults_us(self, size_bytes: float) -> float:
-        """Return the additional time of the first read of a batch, which faults its pages in."""
+        """Return the additional time for the first read of a batch, which faults in its pages."""
         return self.fault_us_per_page * size_bytes / self.page_bytes
 
 

@@ -1,4 +1,4 @@
-"""Prices of single launches: by the model's programs for expressions, by the moved bytes for all others."""
+"""Prices of single launches: by the model's programs for expressions, by the bytes moved for all others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.launches import Fused, Instructions
 from roller.perf.estimate import Estimate
 
-#: Relative error of a time where the specification gives none.
+#: Relative error of a time if the specification gives none.
 _UNKNOWN_ERROR = 0.5
-#: Fewest expressions for which a process pays off (some 30 ms each), and chunks of work per processor.
+#: Minimum number of expressions for which a process pays off (some 30 ms each), and chunks of work per processor.
 _WORTH_A_PROCESS, _CHUNKS = 4, 3
 #: Policy of a library's kernels on any units, replayed from a graph, so that a call's cost is host time.
 ANY_UNITS = "library-graph"
@@ -28,7 +28,7 @@ ANY_UNITS = "library-graph"
 
 @dataclass(frozen=True)
 class KernelPrice:
-    """Cost of launches; the first five fields are as in :class:`~roller.insight.cost.operator_price.Price`."""
+    """Cost of launches; for the first five fields, see :class:`~roller.insight.cost.operator_price.Price`."""
 
     seconds: float
     lower: float
@@ -82,11 +82,11 @@ class Kernels:
 
     @property
     def priced_expressions(self) -> tuple[TensorExpr, ...]:
-        """Every priced expression, once."""
+        """Every expression that has been priced, once."""
         return tuple(dict.fromkeys(expr for expr, _ in self._found))
 
     def price_in_parallel(self, exprs: Iterable[TensorExpr]) -> None:
-        """Price expressions in parallel processes, so that :meth:`price_expression` finds their prices."""
+        """Price expressions in parallel processes, so that :meth:`price_expression` can look up their prices."""
         # An expression that no process returns is priced on demand.
         todo = [e for e in dict.fromkeys(exprs) if (e, ANY_UNITS) not in self._found]
         todo = [e for e in todo if not (self._path and e.key in self._kept)]
@@ -112,7 +112,7 @@ class Kernels:
         return known
 
     def save(self) -> None:
-        """Write new prices to the disk, in addition to those of other processes; ignore a failing write."""
+        """Write new prices to disk in addition to those of other processes; ignore write failures."""
         if self._path is None or not self._new:
             return
         try:
@@ -125,7 +125,7 @@ class Kernels:
         self._new.clear()
 
     def _price_by_model(self, expr: TensorExpr, library: str) -> KernelPrice:
-        """Return the price of the policy's program; by the moved bytes if no program fits the device."""
+        """Return the price of the policy's program, or a price by bytes moved if no program fits the device."""
         from roller.compiler import pipeline
 
         try:
@@ -149,8 +149,8 @@ class Kernels:
         self, read_bytes: float, written_bytes: float, launches: int, threads: float | None = None
     ) -> KernelPrice:
         """Return the price of kernels that stream bytes."""
-        # Reads in excess of writes move at the bandwidth of reads, everything else at that of copies. Few threads reach
-        # only a part of the copy bandwidth, which stretches the time.
+        # Reads in excess of writes move at the bandwidth of reads, everything else at the bandwidth of copies. Few
+        # threads reach only a part of the copy bandwidth, which stretches the time.
         memory, launch_s = self.spec.memory_layers[-1], self.spec.execution.launch_s
         reading = memory.read_bandwidth_bytes_per_s or memory.bandwidth_bytes_per_s
         both = 2 * min(read_bytes, written_bytes)
@@ -167,7 +167,7 @@ class Kernels:
         return KernelPrice(seconds, seconds / factor, seconds * factor, resource, "stream", 0.0, l2_s, waits)
 
     def _bandwidth_of(self, threads: float) -> float:
-        """Return the memory bandwidth that this many threads reach; on a CPU the full bandwidth."""
+        """Return the memory bandwidth that this number of threads reaches; on a CPU, the full bandwidth."""
         if not self.spec.traits.blocks:
             return self.spec.memory_layers[-1].bandwidth_bytes_per_s
         from roller.templates.gpu.common.traffic import dram_bandwidth
@@ -175,7 +175,7 @@ class Kernels:
         return float(dram_bandwidth(self.spec, np.array(max(1.0, threads / self.spec.teu.lanes))))
 
     def price_fused(self, launch: Fused, library: str = ANY_UNITS) -> KernelPrice:
-        """Return the price of a fused kernel: the longer of its arithmetic and its memory traffic."""
+        """Return the price of a fused kernel: the longer of its arithmetic and memory traffic times."""
         products = [self.price_expression(p, library) for p in launch.products]
         rates = self.spec.compute.ops_per_cycle_per_unit
         special_s = launch.exponentials / (rates.get("special", rates["fma"]) * self.spec.units * self.spec.clock_hz)
@@ -188,7 +188,7 @@ class Kernels:
         return KernelPrice(seconds, seconds / factor, seconds * factor, "compute", products[0].provenance, arithmetic)
 
     def price_instructions(self, launch: Instructions) -> KernelPrice:
-        """Return the price of an issue-bound kernel: the longer of instruction issue and memory traffic."""
+        """Return the price of an issue-bound kernel: the longer of instruction issue and memory traffic times."""
         issue = self.spec.compute.ops_per_cycle_per_unit["issue"] * self.spec.units * self.spec.clock_hz
         moved = self.price_stream(launch.read_bytes, launch.written_bytes, launch.launches)
         issued_s = launch.launches * self.spec.execution.launch_s + launch.count / issue
@@ -205,7 +205,7 @@ def _cache_file_name(spec: DeviceSpec, policy: str) -> str:
 
 
 def _read_prices(path: Path | None) -> dict[str, KernelPrice]:
-    """Return the prices in a file; none if the file is missing or damaged."""
+    """Return the prices in a file, or none if the file is missing or damaged."""
     if path is None:
         return {}
     try:

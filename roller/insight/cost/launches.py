@@ -1,4 +1,4 @@
-"""Launches of an operator: kernels described by an expression, by their moved bytes, or by their products."""
+"""Launches of an operator: kernels described by an expression, by the bytes they move, or by their products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ProductKind = Literal["", "convolution", "product"]
 
 @dataclass(frozen=True)
 class Kernel:
-    """``count`` kernels in sequence, each of which computes the expression."""
+    """A sequence of ``count`` kernels, each of which computes the expression."""
 
     expr: TensorExpr
     count: int = 1
@@ -30,13 +30,13 @@ class Kernel:
     own_kernel: Instructions | Fused | None = None
     #: Kernel that NVIDIA's library ran instead before cuDNN 9.
     before_cudnn_9: Instructions | None = None
-    #: Bytes that each kernel moves between the shared cache and its threads; 0: those of the expression.
+    #: Bytes that each kernel moves between the shared cache and its threads; 0: the expression's bytes.
     cache_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Kernels bound by memory, whose arithmetic overlaps with the memory traffic."""
+    """Memory-bound kernels, whose arithmetic overlaps with the memory traffic."""
 
     #: Bytes of all kernels together, from and to device memory.
     read_bytes: float
@@ -49,7 +49,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Fused:
-    """One kernel of several products whose intermediate results stay on the chip, such as fused attention."""
+    """One kernel for several products whose intermediate results stay on the chip, such as fused attention."""
 
     #: Their arithmetic counts, their traffic does not.
     products: tuple[TensorExpr, ...]
@@ -60,7 +60,7 @@ class Fused:
     #: Share of the products' points that is computed: a half under a causal mask.
     share: float = 1.0
     launches: int = 1
-    #: The remaining fields are as in :class:`Kernel`.
+    #: For the remaining fields, see :class:`Kernel`.
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
@@ -70,7 +70,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Instructions:
-    """A kernel without data reuse, bound by the instructions that its threads issue, or by memory."""
+    """A kernel without data reuse, bound by the instructions that its threads issue or by memory."""
 
     #: Instructions of all threads.
     count: float
@@ -81,7 +81,7 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Way:
-    """A variant in which a library may run a kernel."""
+    """One of the variants in which a library may run a kernel."""
 
     #: The kernel without further variants.
     kernel: Kernel | Fused
@@ -91,7 +91,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Wait:
-    """The host reads a value: it waits until the queue is empty and the copy has arrived."""
+    """A wait in which the host reads a value, until the queue is empty and the copy has arrived."""
 
     #: Bytes copied to the host.
     read_bytes: float = 0.0

@@ -1,4 +1,4 @@
-"""Settings, in addition to operator and device, that decide which kernels a framework's libraries run."""
+"""Settings, other than operator and device, that decide which kernels a framework's libraries run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class LibrarySettings:
     (('product',), ())
     """
 
-    #: Kinds of float32 products that may be computed in TF32, where the device has it.
+    #: Kinds of float32 products that may be computed in TF32, if the device supports it.
     tf32: tuple[str, ...] = DEFAULT_TF32
     release: TorchRelease = NEWEST
 
     @classmethod
     def of(cls, options: Mapping[str, Any], tf32: bool | None = None) -> LibrarySettings:
-        """Return the settings in a trace's options."""
+        """Return the settings given by a trace's options."""
         # ``tf32`` allows all kinds or none; ``None``: as in the trace.
         kinds = options.get("tf32", DEFAULT_TF32) if tf32 is None else ("convolution", "product") if tf32 else ()
         return cls(tuple(kinds), TorchRelease.parse(options.get("torch_release")))

@@ -1,4 +1,4 @@
-"""Choice of a library's kernel on a device: the fastest of the variants that its mapping names."""
+"""Choice of a library's kernel on a device: the fastest of the variants named by its mapping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Priced = tuple[Launch, KernelPrice]
 
 
 class LibraryWays:
-    """Chooses the variant of each launch that a library runs on one device."""
+    """Chooses a variant for each launch that a library runs on one device."""
 
     def __init__(self, kernels: Kernels, tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST) -> None:
         self.kernels, self.release = kernels, release
@@ -85,7 +85,7 @@ class LibraryWays:
         return self.kernels.price_stream(launch.read_bytes, 0.0, kernel_count(launch))
 
     def _at_cache_rate(self, launch: Kernel, price: KernelPrice) -> KernelPrice:
-        """Raise a price to the time in which the shared cache serves the threads, if that is longer."""
+        """Raise a price to the time that the shared cache needs to serve the threads, if that is longer."""
         spec = self.kernels.spec
         layer = next((x for x in spec.memory_layers if x.name == "l2"), None)
         if layer is None or self.kernels.policy != "library":

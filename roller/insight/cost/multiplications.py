@@ -1,4 +1,4 @@
-"""Number of multiplications in an expression's products."""
+"""The number of multiplications in an expression's products."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ from roller.insight.trace.progress import report
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 from roller.insight.trace.trace import Operator
 
-#: Whose kernels run: the framework's libraries', or Roller's.
+#: Policy that chooses the kernels: the framework's libraries or Roller.
 Policy = Literal["library", "roller"]
 POLICIES: tuple[Policy, ...] = ("library", "roller")
 
 
 @dataclass(frozen=True)
 class LaunchPrice:
-    """Cost of one launch of an operator, or of several equal ones; see :class:`Price` for shared fields."""
+    """Cost of one launch of an operator, or of several equal launches; see :class:`Price` for shared fields."""
 
     #: Expression that its kernels compute; ``"read 8.0 MiB, write 4.0 MiB"`` for kernels priced by their bytes.
     name: str
@@ -46,7 +46,7 @@ class Price:
 
     #: Predicted time of its kernels, launches included, on a device that never waits for the host.
     seconds: float
-    #: One expected error below and above ``seconds``.
+    #: ``seconds`` less and plus the expected error.
     lower: float
     upper: float
     #: Resource that bounds its longest kernel: ``"compute"``, ``"dram"``, ``"l2"``, ``"latency"``, ...; ``"none"``
@@ -77,7 +77,7 @@ class Pricer:
         self, spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None,
         tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST,
     ) -> None:  # fmt: skip
-        # Without ``kernels`` the disk cache is not used; ``tf32`` and ``release`` are as in :class:`LibrarySettings`.
+        # Without ``kernels`` the disk cache is not used; for ``tf32`` and ``release``, see :class:`LibrarySettings`.
         check_policy(policy)
         self.spec = spec
         self.kernels = kernels or Kernels(spec, policy)
@@ -85,7 +85,7 @@ class Pricer:
         self._known: dict[Any, Price] = {}
 
     def price_operator(self, operator: Operator, cached_share: float = 0.0) -> Price:
-        """Return the price of an operator; a share of its bytes stays in the device's shared cache."""
+        """Return the price of an operator if a share of its bytes stays in the device's shared cache."""
         key = operator.signature
         found = self._known.get((key, cached_share))
         if found is None:
@@ -119,7 +119,7 @@ _MOST_KEPT = 100_000
 
 
 def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], bool]:
-    """Return an operator's launches from a cache for all devices."""
+    """Return an operator's launches from a cache shared by all devices."""
     found = _LAUNCHES.get(key)
     if found is None:
         if len(_LAUNCHES) >= _MOST_KEPT:
@@ -129,7 +129,7 @@ def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], 
 
 
 def price_all(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[float] = ()) -> list[Price]:
-    """Return the prices of operators, and save those of their kernels, even after an interrupt."""
+    """Return the prices of operators, and save the prices of their kernels, even after an interrupt."""
     # ``cached`` gives the share of each operator's bytes that stays in the device's shared cache; by default none.
     todo, found = tuple(operators), list[Price]()
     try:

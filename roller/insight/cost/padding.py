@@ -1,4 +1,4 @@
-"""The smallest padding of a kernel's sizes that makes it faster, by predicted times only."""
+"""The smallest padding of a kernel's sizes that makes the kernel faster, by predicted times only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = 0.9
 
 
 def larger_multiples(extent: int) -> list[int]:
-    """Return the next larger multiples, of all :data:`MULTIPLES`, for an extent, the nearest first, each once."""
+    """Return the next larger multiple of each of :data:`MULTIPLES` for an extent, nearest first, without duplicates."""
     found = {-(-extent // m) * m for m in MULTIPLES} - {extent}
     return sorted(e for e in found if e <= extent * (1 + MOST_GROWTH))
 
@@ -32,7 +32,7 @@ def enlarge(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
 def least_padding(
     expr: TensorExpr, sizes: Sequence[Size], prices: Kernels, least_gain: float = LEAST_GAIN
 ) -> dict[Size, int]:
-    """Return the smallest padding of a kernel that keeps most of the largest gain; empty if no gain suffices."""
+    """Return the smallest padding of a kernel that keeps most of the largest gain; empty if no gain is large enough."""
     # All sizes are padded together first, since a matrix fragment needs all of its sides; then each padding shrinks as
     # long as the gain lasts.
 
@@ -51,7 +51,7 @@ def least_padding(
 
 
 def joint_paddings(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
-    """Yield paddings of all sizes to the same multiple, each once."""
+    """Yield paddings of all sizes to the same multiple, without duplicates."""
     seen = set[tuple[int, ...]]()
     for multiple in FIRST:
         extents = {s: _padded_extent(s.extent, multiple) for s in sizes}

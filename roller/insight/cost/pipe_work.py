@@ -18,7 +18,7 @@ Pipe = Literal["fma", "matrix", "special"]
 
 
 class PipeWork(NamedTuple):
-    """The operations of a launch on the pipe that takes longest for them at its peak rate."""
+    """A launch's operations on the pipe that needs the most time for them at its peak rate."""
 
     pipe: Pipe
     #: A multiply-add is two operations.
@@ -42,8 +42,9 @@ def _moved(launch: Launch) -> tuple[tuple[str, float], ...]:
 
 
 def pipe_work(launch: Launch, spec: DeviceSpec) -> PipeWork | None:
-    """Return the work of a launch; ``None`` if it is given by bytes only, or the device names no rate."""
-    # Products of two tensors count on the fastest pipe of their dtype, all else by the functions of the expression.
+    """Return the work of a launch; ``None`` if only its bytes are known, or the device gives no rate."""
+    # Products of two tensors count on the fastest pipe of their dtype, everything else is counted by the functions of
+    # the expression.
     if isinstance(launch, Kernel):
         found = _works_of_expression(launch.expr, launch.count, spec)
     elif isinstance(launch, Fused):

@@ -1,4 +1,4 @@
-"""Devices of one machine in a ring, and the time of an all-reduce around it."""
+"""Devices of one machine in a ring, and the time of an all-reduce around the ring."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Ring:
         Raises
         ------
         RollerError
-            ``devices`` is not a positive integer.
+            If ``devices`` is not a positive integer.
         SpecError
-            The specification gives no link.
+            If the specification does not describe a link.
         """
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
             raise RollerError(f"devices: expected a whole number of at least 1, got {shown(devices)}. Raise it.")
@@ -49,7 +49,7 @@ class Ring:
     def all_reduce_s(self, size_bytes: float) -> float:
         """Return the seconds of a ring all-reduce: 2 (n - 1) / n S / B + 2 (n - 1) a.
 
-        S bytes pass around n devices over links of bandwidth B with latency a per hop.
+        S bytes pass around n devices over links with bandwidth B and latency a per hop.
 
         Examples
         --------

@@ -15,18 +15,18 @@ from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettin
 from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_all
 from roller.insight.trace.trace import Operator, Trace
 
-#: Host time of an eager operator that launches a kernel. Assumed: that of a CPU of 3 GHz; ``host_op_s`` takes a
+#: Host time of an eager operator that launches a kernel. Assumed: the time of a 3 GHz CPU; ``host_op_s`` takes a
 #: measured time.
 HOST_OP_S = 6e-6
 
-#: Whose kernels run a step: those of PyTorch and its libraries (generated ones where the step compiles itself),
-#: Roller's, or PyTorch's with forward and backward compiled as a whole.
+#: Policies that choose a step's kernels: PyTorch and its libraries (generated kernels where the step itself compiles),
+#: Roller, or PyTorch with forward and backward compiled as a whole.
 STEP_POLICIES = (*POLICIES, "compiled")
 
 
 @dataclass(frozen=True)
 class PricedStep:
-    """The last, steady step of a trace, whose operators have prices on a device."""
+    """The last, steady step of a trace, with a price on a device for each operator."""
 
     trace: Trace
     spec: DeviceSpec
@@ -55,18 +55,18 @@ def price_step(
     Parameters
     ----------
     trace
-        Trace of a step for a device of the same kind.
+        Trace of a step, made for a device of the same kind.
     spec
         A GPU or a CPU.
     policy
         ``"library"``: kernels of PyTorch and its libraries; parts of the step under ``torch.compile`` run in generated
-        kernels. ``"compiled"``: forward and backward are compiled as a whole. ``"roller"``: the fastest constructed
-        program of every operator.
+        kernels. ``"compiled"``: forward and backward are compiled as a whole. ``"roller"``: each operator runs its
+        fastest constructed program.
     kernels
-        Earlier prices for the same device (``spec.sustained``) and policy; by default those of the disk cache.
+        Earlier prices for the same device (``spec.sustained``) and policy; by default, prices from the disk cache.
     tf32
-        Whether float32 convolutions and products may be computed in TF32, where the device has it; ``None``: as set
-        in the trace by PyTorch's switches.
+        Whether float32 convolutions and products may be computed in TF32, if the device supports it; ``None``: as
+        PyTorch's switches were set in the trace.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def price_step(
     Raises
     ------
     RollerError
-        The policy is unknown, or the device is of another kind.
+        If the policy is unknown, or the device is of another kind.
     """
     check_policy(policy, STEP_POLICIES)
     if tf32 is not None and not isinstance(tf32, bool):

@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator, simulated: it touches no memory; addresses and peaks are those on the device."""
+"""Simulation of PyTorch's caching allocator: it touches no memory, but addresses and peaks equal the device's."""
 
 # The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13 for one device. A *segment* is memory from
 # the driver, a *block* a part of a segment. Requests up to 1 MiB use the small pool, others the large one; a block
@@ -44,7 +44,7 @@ class CachingAllocator(Heap):
         self.retries = 0
 
     def malloc(self, key: Hashable, size_bytes: int, stream: int = 0) -> int:
-        """Serve a request; return the address of its block, or 0 for no bytes. ``key`` names it until :meth:`free`."""
+        """Serve a request; return the block's address, or 0 for zero bytes. ``key`` names it until :meth:`free`."""
         if not size_bytes:
             return 0
         self._free_synchronized_blocks()
@@ -64,7 +64,7 @@ class CachingAllocator(Heap):
         return block.address
 
     def free(self, key: Hashable) -> None:
-        """Return a block to its pool; a block that other streams still use waits for them."""
+        """Return a block to its pool; a block that other streams still use waits for those streams."""
         block = self.live.pop(key, None)
         if block is None:  # a request of no bytes
             return
@@ -78,13 +78,13 @@ class CachingAllocator(Heap):
             self._return_to_pool(block)
 
     def record_stream(self, key: Hashable, stream: int) -> None:
-        """Record that a stream other than its own uses a block (``Tensor.record_stream``)."""
+        """Record that a stream other than the block's own uses the block (``Tensor.record_stream``)."""
         block = self.live.get(key)
         if block is not None and stream != block.stream:
             block.users.add(stream)
 
     def stream_synchronized(self, stream: int) -> None:
-        """Mark a stream as synchronized; blocks that wait only for it become free at the next request."""
+        """Mark a stream as synchronized; blocks that wait only for that stream become free at the next request."""
         for block in self._waiting:
             block.users.discard(stream)
         for block in self.live.values():
@@ -156,7 +156,7 @@ class CachingAllocator(Heap):
     # The driver
 
     def _allocate_segment(self, pool: Pool, size: int, stream: int, wanted: int) -> Block:
-        """Return a block of a new segment; release cached blocks if the driver has no memory left."""
+        """Return a block from a new segment; release cached blocks if the driver has no memory left."""
         if self._has_fraction and self.settings.gc_threshold:
             self._collect_garbage()
         asked = self.settings.segment_bytes(size)
@@ -185,7 +185,7 @@ class CachingAllocator(Heap):
         return block
 
     def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
-        """Release the fewest blocks above the split limit that suffice, and return whether they do."""
+        """Release the fewest blocks above the split limit that are enough, and return whether they are enough."""
         limit = self.settings.max_split_bytes
         if limit is None:
             return False
@@ -209,7 +209,7 @@ class CachingAllocator(Heap):
         return released >= wanted
 
     def _collect_garbage(self) -> None:
-        """Release unsplit large blocks that have not been used for long, down to the threshold."""
+        """Release large unsplit blocks that have long been unused until the threshold is reached."""
         target = self.reserved_bytes - self.settings.gc_threshold * self.capacity_bytes
         blocks = [b for b in self.large.blocks.values() if not b.is_split and not b.expandable]
         total = sum(self.large.calls - b.age for b in blocks)

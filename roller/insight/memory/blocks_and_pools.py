@@ -1,4 +1,4 @@
-"""Blocks, pools and segments of the caching allocator: splitting, merging and counting, without request rules."""
+"""Blocks, pools and segments of the caching allocator: splitting, merging and counting, but not the request rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MemoryStats:
 
 
 class OutOfDeviceMemoryError(RollerError, MemoryError):
-    """No block and no segment serves a request, and no cached memory is left to release."""
+    """No block or segment can serve a request, and no cached memory is left to release."""
 
     def __init__(self, wanted_bytes: int, capacity_bytes: int, stats: MemoryStats) -> None:
         self.wanted_bytes, self.capacity_bytes, self.stats = wanted_bytes, capacity_bytes, stats
@@ -38,7 +38,7 @@ class OutOfDeviceMemoryError(RollerError, MemoryError):
 
 
 def _size_text(size_bytes: int) -> str:
-    """Return bytes as PyTorch formats them."""
+    """Format a number of bytes as PyTorch does."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.2f} {unit}"
@@ -69,7 +69,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether its segment holds other blocks."""
+        """Whether the block's segment contains other blocks."""
         return self.prev is not None or self.next is not None
 
 
@@ -80,7 +80,7 @@ class Pool:
         self.is_small, self.calls = is_small, 0
         self.keys: list[tuple[int, int, int]] = []
         self.blocks: dict[int, Block] = {}
-        #: Parts of expandable segments that hold no memory, by stream and address.
+        #: Parts of expandable segments without memory, by stream and address.
         self.unmapped: list[tuple[int, int]] = []
         self.without_memory: dict[int, Block] = {}
 
@@ -91,16 +91,16 @@ class Pool:
         self.blocks[block.address] = block
 
     def remove_block(self, block: Block) -> None:
-        """Remove a free block that is allocated or released next."""
+        """Remove a free block that is about to be allocated or released."""
         del self.keys[bisect_left(self.keys, (block.stream, block.size, block.address))]
         del self.blocks[block.address]
 
     def best_fit_position(self, stream: int, size: int) -> int:
-        """Return the position of a stream's smallest block of at least ``size`` bytes, if the stream has one."""
+        """Return the position of a stream's smallest block of at least ``size`` bytes, if there is one."""
         return bisect_left(self.keys, (stream, size, 0))
 
     def block_at(self, position: int, stream: int) -> Block | None:
-        """Return the block at a position; ``None`` if it is not of the stream."""
+        """Return the block at a position; ``None`` if the block does not belong to the stream."""
         if position < len(self.keys) and self.keys[position][0] == stream:
             return self.blocks[self.keys[position][2]]
         return None
@@ -111,13 +111,13 @@ class Pool:
         self.without_memory[block.address] = block
 
     def remove_unmapped(self, block: Block) -> None:
-        """Remove an unmapped block that is mapped next."""
+        """Remove an unmapped block that is about to be mapped."""
         del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
         del self.without_memory[block.address]
 
 
 class Heap:
-    """The pools and segments of one device, without request rules; arguments as of ``CachingAllocator``."""
+    """The pools and segments of one device, without request rules; see ``CachingAllocator`` for the arguments."""
 
     def __init__(
         self, capacity_bytes: int | None, settings: AllocatorSettings | None, place: Callable[[int], int] | None
@@ -140,7 +140,7 @@ class Heap:
         return MemoryStats(self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
 
     def split(self, block: Block, size: int) -> None:
-        """Split a block: it keeps the low addresses, and the rest becomes a free block."""
+        """Split a block: the block keeps the low addresses, and the rest becomes a free block."""
         rest = Block(block.pool, block.address + size, block.size - size, block.stream, block.segment)
         rest.expandable = block.expandable
         rest.prev, rest.next = block, block.next
@@ -179,7 +179,7 @@ class Heap:
         return address
 
     def count_reserved(self, size: int) -> None:
-        """Count a segment from the driver."""
+        """Count a segment reserved from the driver."""
         self.reserved_bytes += size
         self.segment_requests += 1
         if self.reserved_bytes > self.peak.reserved_bytes:

@@ -1,4 +1,4 @@
-"""Workspaces of cuDNN's convolutions: copies of tensors in the layout that matrix units take."""
+"""Workspaces of cuDNN's convolutions: copies of tensors in the layout that matrix units need."""
 
 # For 16-bit tensors whose channels are not innermost, cuDNN converts data, filters and result around the kernel; the
 # copies lie in the workspace, which PyTorch allocates through its caching allocator and returns after the call. A
@@ -20,7 +20,7 @@ _ABOVE_NUMBERS = -10
 
 
 def is_convolution_workspace(storage: int) -> bool:
-    """Return whether a storage number is that of a convolution's workspace."""
+    """Return whether a storage number belongs to a convolution's workspace."""
     return storage < _ABOVE_NUMBERS
 
 
@@ -64,7 +64,7 @@ def add_convolution_workspaces(
     *,
     multiplies_in_planes: bool = True,
 ) -> Iterator[AllocEvent | FreeEvent]:
-    """Yield events with the workspace of every convolution, allocated after its results and freed at once."""
+    """Yield events with each convolution's workspace, allocated after its results and freed at once."""
     sizes = {
         o.index: size
         for o in operators

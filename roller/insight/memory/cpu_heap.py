@@ -38,7 +38,7 @@ class Placed:
 
 
 class Heap:
-    """The heap of a process, allocated by best fit, and its mapped requests."""
+    """The heap of a process, allocated by best fit, and the process's mapped requests."""
 
     def __init__(self, freed_bytes: int = 0) -> None:
         # ``freed_bytes`` is the size of the largest request that was freed before.
@@ -119,11 +119,11 @@ class Heap:
 
 
 def storage_placements(trace: Trace) -> dict[int, Placed]:
-    """Return the placement of every storage in a trace's last step, once the heap is in a steady state.
+    """Return the placement of every storage in a trace's last step once the heap is in a steady state.
 
     Examples
     --------
-    A tensor of 64 MiB gets new pages every time; a smaller one reuses the pages of the previous one.
+    A tensor of 64 MiB gets new pages every time; a smaller tensor reuses the pages of the previous one.
 
     >>> step = (AllocEvent(0, 64 << 20, 0), FreeEvent(0, 0), AllocEvent(1, 1 << 20, 0), FreeEvent(1, 0))
     >>> found = storage_placements(Trace((), step, {}, (0, 1)))
@@ -162,7 +162,7 @@ _TURNS, _APART = 5, 1 << 40
 
 
 def _is_start_of_step(trace: Trace, event: AllocEvent | FreeEvent, first: int) -> bool:
-    """Return whether an event before a step belongs to it, since the step drops the previous step's gradients."""
+    """Return whether an event before a step belongs to it, since a step frees the previous step's gradients."""
     if not isinstance(event, FreeEvent) or event.operator != first - 1:
         return False
     known = trace.storages.get(event.storage)
@@ -178,7 +178,7 @@ def _apply_event(heap: Heap, event: AllocEvent | FreeEvent, names: Mapping[int, 
 
 
 def _replaced_storages(trace: Trace, step: Sequence[AllocEvent | FreeEvent]) -> Mapping[int, int]:
-    """Map storages of the previous step that a step frees, such as gradients, to those it keeps for the next one."""
+    """Map the previous step's storages that a step frees, e.g. gradients, to those it keeps for the next step."""
     made = {e.storage: e.size_bytes for e in step if isinstance(e, AllocEvent)}
     freed = {e.storage for e in step if isinstance(e, FreeEvent)}
     before = sorted(freed - made.keys())

@@ -1,4 +1,4 @@
-"""Expandable segments: one range of addresses per pool and stream, whose pages are mapped on demand."""
+"""Expandable segments: one address range per pool and stream, with pages mapped on demand."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from roller.insight.memory.settings import SMALL_SEGMENT_BYTES
 
 
 class ExpandableSegments:
-    """The expandable segments of a heap; a segment reserves addresses for 9/8 of the device's memory."""
+    """The expandable segments of a heap; each segment reserves addresses for 9/8 of the device's memory."""
 
     def __init__(self, heap: Heap) -> None:
         self.heap = heap
 
     def expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map pages in the lowest part of a segment that can hold ``size`` bytes, and return their block."""
+        """Map pages in the lowest part of a segment that can hold ``size`` bytes, and return the block."""
         block = self._find_or_reserve(pool, size, stream)
         if not block.mapped:
             found = self._map_pages(block, min(block.size, size))
@@ -23,7 +23,7 @@ class ExpandableSegments:
                 return None
             block = found
         while block.size < size:
-            after = block.next  # ``None`` where the range of addresses ends, as on a device without memory
+            after = block.next  # ``None`` if the range of addresses ends, as on a device without memory
             found = None if after is None else self._map_pages(after, min(size - block.size, after.size))
             if found is None:
                 return None
@@ -54,7 +54,7 @@ class ExpandableSegments:
         return block
 
     def _map_pages(self, block: Block, size: int) -> Block | None:
-        """Map pages for the first ``size`` bytes of an unmapped block; ``None`` if no memory is left."""
+        """Map pages for the first ``size`` bytes of an unmapped block; return ``None`` if no memory is left."""
         pool = block.pool
         page = SMALL_SEGMENT_BYTES if pool.is_small else self.heap.settings.large_segment_bytes
         mapped = min(-(-size // page) * page, block.size)
@@ -76,7 +76,7 @@ class ExpandableSegments:
         return block
 
     def release_pages(self, block: Block) -> None:
-        """Return the whole pages of a free block to the driver, and keep its partial pages."""
+        """Return the whole pages of a free block to the driver, keeping its partial pages."""
         pool = block.pool
         page = SMALL_SEGMENT_BYTES if pool.is_small else self.heap.settings.large_segment_bytes
         begin = block.segment + -(-(block.address - block.segment) // page) * page
@@ -107,7 +107,7 @@ class ExpandableSegments:
 
 
 def smallest_expandable_block(pool: Pool, at: int, stream: int) -> Block:
-    """Return the smallest free block from ``at`` on, counting the unmapped block after each."""
+    """Return the smallest free block from ``at`` on, counting the unmapped block that follows each one."""
     block = pool.block_at(at, stream)
     assert block is not None
     while (after := pool.block_at(at + 1, stream)) is not None and _expandable_bytes(after) < _expandable_bytes(block):

@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch that fits, its memory, and ``over``, the memory of one more sample, which does not fit."""
+    """The largest batch that fits, its memory, and ``over``, the memory with one more sample, which does not fit."""
 
     batch: int
     memory: Memory
@@ -44,33 +44,33 @@ def largest_batch(
     Parameters
     ----------
     memory_of
-        Returns the memory of a batch of so many samples.
+        Function that returns the memory of a batch of the given number of samples.
     capacity_bytes
         Reserved bytes that a batch may reach.
     most
         Largest batch to try.
     guess
-        Returns the batch to try first, or ``None``.
+        Function that returns the batch to try first, or ``None``.
 
     Returns
     -------
     LargestBatch
-        The batch, its memory, and that of one more sample.
+        The batch, its memory, and the memory with one more sample.
 
     Raises
     ------
     NoCandidateError
-        A batch of one does not fit, or a batch of ``most`` does.
+        If a batch of one does not fit, or a batch of ``most`` does.
 
     Notes
     -----
-    The line through the two largest batches that fit predicts where reserved memory reaches ``capacity_bytes``; where
-    that narrows nothing, the range is bisected. Memory is not monotone below the allocator's granularity, so after a
-    batch that fits the next one is tried, until one does not fit.
+    The line through the two largest batches that fit predicts where reserved memory reaches ``capacity_bytes``; if that
+    does not narrow the range, the range is bisected. Memory is not monotonic below the allocator's granularity, so
+    after a batch that fits, larger ones are tried until one does not fit.
 
     Examples
     --------
-    A sample takes 10 bytes, in addition to a constant 25.
+    Each sample takes 10 bytes, in addition to a constant 25 bytes.
 
     >>> from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
     >>> def memory_of(batch):
@@ -118,7 +118,7 @@ def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: Allocator
 
 
 def allocator_settings_of(trace: Trace, settings: AllocatorSettings | None = None) -> AllocatorSettings:
-    """Return the given settings of the allocator, or those that the trace's entry file sets."""
+    """Return the given allocator settings, or the settings in the trace's entry file."""
     if settings is None:
         settings = AllocatorSettings.parse(str(trace.options.get("allocator") or ""))
     release = TorchRelease.parse(str(trace.options.get("torch_release") or ""))
@@ -131,15 +131,15 @@ def allocator_settings_of(trace: Trace, settings: AllocatorSettings | None = Non
 
 
 def capacity_of(spec: DeviceSpec) -> int:
-    """Return a device's bytes of memory: the least that its drivers report, if that is known."""
+    """Return a device's memory in bytes: the smallest that its drivers report, if known."""
     return capacity.capacity_of(spec).bytes
 
 
 def fit_uncertainty_note(
     trace: Trace, device: str | DeviceSpec, memory: Memory, settings: AllocatorSettings | None = None
 ) -> str:
-    """Return a note if an uncertain number of the device decides whether a step fits; else ``""``."""
-    # Uncertain are the size of the context, and which of several sizes a driver reports.
+    """Return a note if an uncertain number of the device decides whether a step fits; otherwise ``""``."""
+    # The size of the context is uncertain, and so is which of several sizes a driver reports.
     spec = target_of(device)[0]
     known = capacity.capacity_of(spec)
     least, most = memory.context_least_bytes, memory.context_most_bytes
@@ -164,7 +164,7 @@ def fit_uncertainty_note(
 def largest_batch_on_device(
     trace_of: Callable[[int], Trace], device: str | DeviceSpec, settings: AllocatorSettings | None = None
 ) -> LargestBatch:
-    """Return the largest batch that fits a device; it and the next one are traced, others may be extrapolated."""
+    """Return the largest batch that fits a device; this batch and the next are traced, others may be extrapolated."""
     spec = target_of(device)[0]
 
     def guess_batch() -> int | None:
@@ -178,13 +178,14 @@ def largest_batch_on_device(
     return largest_batch(lambda n: memory_on_device(trace_of(n), spec, settings), capacity_of(spec), guess=guess_batch)
 
 
-#: Batch whose trace, with that of twice as many samples, gives the line; a batch of one sample is a special case.
+#: Batch whose trace, together with the trace of twice as many samples, gives the line; a batch of one sample is a
+#: special case.
 _NEAR = 4
 
 
 @dataclass(frozen=True)
 class Line:
-    """A step at any batch, extrapolated from two that run the same operators: sizes are linear in the batch."""
+    """A step at any batch, extrapolated from two traces with the same operators: sizes are linear in the batch."""
 
     trace: Trace
     batch: int
@@ -193,7 +194,7 @@ class Line:
 
     @classmethod
     def from_two_traces(cls, near: Trace, far: Trace) -> Line | None:
-        """Return the line through two traces; ``None`` if they differ in more than sizes."""
+        """Return the line through two traces; ``None`` if they differ in anything but sizes."""
         b1, b2 = (int(t.options.get("batch") or 0) for t in (near, far))
         alike = [[o.name for o in t.operators] for t in (near, far)]
         if b1 == b2 or alike[0] != alike[1] or len(near.events) != len(far.events):
@@ -207,7 +208,7 @@ class Line:
         return cls(near, b1, tuple(steps))
 
     def trace_at_batch(self, batch: int) -> Trace:
-        """Return the step at a batch, with extrapolated sizes of its allocations."""
+        """Return the step at a batch, with extrapolated allocation sizes."""
         more = batch - self.batch
         events = tuple(
             replace(e, size_bytes=max(0, e.size_bytes + math.ceil(by * more)))
@@ -218,7 +219,7 @@ class Line:
         return replace(self.trace, events=events)
 
     def largest_fitting_batch(self, fits: Callable[[Trace], bool]) -> int | None:
-        """Return the largest batch that fits, by bisection; ``None`` if not even one sample does."""
+        """Return the largest batch that fits, by bisection; ``None`` if not even one sample fits."""
         low, high = 0, 1
         while fits(self.trace_at_batch(high)):
             low, high = high, 2 * high

@@ -18,7 +18,7 @@ _NAMES = b"ci"
 
 
 def check_pickle(data: bytes) -> None:
-    r"""Raise an error for a pickle that claims more bytes than it holds.
+    r"""Raise an error for a pickle that claims more bytes than it contains.
 
     Examples
     --------

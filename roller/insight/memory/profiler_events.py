@@ -1,4 +1,4 @@
-"""Allocations that a profiler recorded on a device: reading them, and comparing them with the simulator."""
+"""Allocations that a profiler recorded on a device: read them, and compare them with the simulator."""
 
 # A Kineto trace with memory events has the address and size of every allocation, but not the blocks that were cached
 # when the recording began. That initial state is inferred: addresses that are allocated later and are not in use are
@@ -22,7 +22,7 @@ from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import Block, Pool
 from roller.insight.memory.settings import MIN_BLOCK_BYTES, ROUND_LARGE_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
 
-#: Most bytes of a decompressed trace: a damaged or hostile file must not fill the memory.
+#: Maximum size of a decompressed trace in bytes: a damaged or hostile file must not fill the memory.
 _MOST_BYTES = 1 << 31
 
 #: ``Device Type`` of CUDA in Kineto's memory events.
@@ -41,7 +41,7 @@ class MemoryEvent:
 
 @dataclass(frozen=True)
 class AddressCheck:
-    """Addresses of one pool whose initial state is known, and how many of them equal the recorded ones."""
+    """Addresses in one pool whose initial state is known, and the number of them that equal the recorded addresses."""
 
     known: int
     right: int
@@ -52,7 +52,7 @@ class AddressCheck:
 
 
 def read_memory_events(path: Path | str) -> list[MemoryEvent]:
-    """Return the memory events of a Kineto trace (JSON, plain or gzipped), in order of time."""
+    """Return the memory events in a Kineto trace (JSON, plain or gzipped), in order of time."""
     path = Path(path)
     try:
         read = json.loads(_read_unpacked(path))
@@ -71,7 +71,7 @@ def read_memory_events(path: Path | str) -> list[MemoryEvent]:
 
 
 def _read_unpacked(path: Path) -> bytes:
-    """Return the decompressed content of a file; ``ValueError`` if it is larger than any trace."""
+    """Return the decompressed content of a file; raise ``ValueError`` if it is larger than any trace."""
     with open_file(path) as file:
         if path.suffix != ".gz":
             return file.read()
@@ -84,7 +84,7 @@ def _read_unpacked(path: Path) -> bytes:
 
 @dataclass
 class _Range:
-    """Addresses that were free when the recording began: seen or proved up to ``end``, at most up to ``limit``."""
+    """Addresses that were free when recording began: observed or proved free up to ``end``, at most up to ``limit``."""
 
     begin: int
     end: int
@@ -156,7 +156,7 @@ def _initially_free_ranges(events: Sequence[MemoryEvent]) -> Iterator[_Range]:
 
 
 def _replay_events(events: Sequence[MemoryEvent], start: _Start) -> set[int] | None:
-    """Return the positions of events with a different address; ``None`` if the initial state was refined."""
+    """Return the positions of events with a different address; ``None`` if the initial state has been refined."""
     allocator, wrong = start.to_allocator(), set()
     reserved = events[0].reserved_bytes if events else 0
     for position, e in enumerate(events):
@@ -185,7 +185,7 @@ def _free_block_containing(pool: Pool, address: int) -> Block | None:
 
 
 def _refine_initial_state(start: _Start, allocator: CachingAllocator, e: MemoryEvent, position: int) -> bool:
-    """Refine the initial state by an address that differs; return whether that was possible."""
+    """Refine the initial state from an address that differs; return whether that was possible."""
     taken, real = allocator.live[e.address], _free_block_containing(_pool_of_event(allocator, e), e.address)
     if real is None:
         return False

@@ -1,4 +1,4 @@
-"""Settings of PyTorch's caching allocator for CUDA, as ``PYTORCH_ALLOC_CONF`` gives them, and its fixed sizes."""
+"""Settings of PyTorch's caching allocator for CUDA, in the format of ``PYTORCH_ALLOC_CONF``, and its fixed sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_BLOCK_BYTES = 512
 SMALL_BYTES = MIB
 #: Bytes of a segment of the small pool (``kSmallBuffer``).
 SMALL_SEGMENT_BYTES = 2 * MIB
-#: Requests from this size on get a segment of their own (``kMinLargeAlloc``), in multiples of ``ROUND_LARGE_BYTES``.
+#: Requests from this size on get their own segment (``kMinLargeAlloc``), in multiples of ``ROUND_LARGE_BYTES``.
 MIN_LARGE_BYTES = 10 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
 #: First power of two with divisions of its own, 1 MiB, and number of such powers, up to 64 GiB.
@@ -22,7 +22,7 @@ _FIRST_POWER, _POWERS = 20, 16
 
 
 class AllocatorSettingsError(RollerError, ValueError):
-    """PyTorch does not accept a setting of the allocator."""
+    """PyTorch does not accept an allocator setting."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,20 @@ class AllocatorSettings:
     Parameters
     ----------
     max_split_bytes
-        Blocks of at least this size are not split (``max_split_size_mb``); ``None``: all may be.
+        Blocks of at least this size are not split (``max_split_size_mb``); ``None``: all blocks may be split.
     power2_divisions
-        Steps between neighbouring powers of two to which requests are rounded up, for each power from 1 MiB (also for
-        smaller requests) to 64 GiB; 0 or 1: multiples of 512 bytes (``roundup_power2_divisions``).
+        Number of steps between neighbouring powers of two to which requests are rounded up, for each power from 1 MiB
+        (also for smaller requests) to 64 GiB; 0 or 1: requests are rounded up to multiples of 512 bytes
+        (``roundup_power2_divisions``).
     gc_threshold
-        Share of the allowed memory above which long unused blocks are released (``garbage_collection_threshold``);
-        0: never.
+        Share of the allowed memory above which long-unused blocks are released (``garbage_collection_threshold``); 0:
+        blocks are never released.
     expandable_segments
-        Whether segments grow in pages instead of being allocated whole.
+        Whether segments grow page by page instead of being allocated as a whole.
     memory_fraction
         Share of the device's memory that a process may reserve (``per_process_memory_fraction``).
     large_segment_bytes
-        Bytes of the segment for a request of more than 1 MiB and less than 10 MiB (``large_segment_size_mb``).
+        Segment size in bytes for requests of more than 1 MiB and less than 10 MiB (``large_segment_size_mb``).
     """
 
     max_split_bytes: int | None = None
@@ -55,7 +56,7 @@ class AllocatorSettings:
     large_segment_bytes: int = 20 * MIB
 
     def round_up_bytes(self, size_bytes: int) -> int:
-        """Return the smallest size in bytes of the block for a request.
+        """Return the smallest block size in bytes for a request.
 
         Examples
         --------
@@ -74,7 +75,7 @@ class AllocatorSettings:
         return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
     def segment_bytes(self, rounded_bytes: int) -> int:
-        """Return the bytes of the segment requested from the driver if no free block holds ``rounded_bytes``.
+        """Return the size of the segment requested from the driver if no free block can hold ``rounded_bytes``.
 
         Examples
         --------
@@ -89,14 +90,14 @@ class AllocatorSettings:
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:
-        """Return the settings in a value of ``PYTORCH_ALLOC_CONF``.
+        """Parse a value of ``PYTORCH_ALLOC_CONF``.
 
-        Settings without effect on the reserved memory of the device (of pinned memory, of handles) are accepted.
+        Settings that do not affect the reserved memory of the device (for pinned memory, for handles) are accepted.
 
         Raises
         ------
         AllocatorSettingsError
-            An unknown setting, a value that PyTorch refuses, or a backend other than its own.
+            If a setting is unknown, PyTorch refuses its value, or the backend is not PyTorch's own.
 
         Examples
         --------
@@ -159,7 +160,7 @@ def _read_power_of_2(text: str) -> int:
 
 
 def _read_power2_divisions(text: str) -> tuple[int, ...]:
-    """Read ``4`` or ``[256:1,512:2,>:8]``: keys are MiB; the first value holds below its key, too, ``>`` beyond."""
+    """Parse ``4`` or ``[256:1,512:2,>:8]``: keys are MiB; the first value also applies below its key, ``>`` above."""
     if not text.startswith("["):
         return (_read_power_of_2(text),) * _POWERS
     found, last = [0] * _POWERS, -1

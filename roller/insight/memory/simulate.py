@@ -1,4 +1,4 @@
-"""Memory of a trace in the simulated allocator: peaks, the tensors at the peak, and out of memory."""
+"""Memory of a trace in the simulated allocator: peaks, the tensors at the peak, and out-of-memory failures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODEL_ERROR = 0.03
 
 @dataclass(frozen=True)
 class Library:
-    """Memory of libraries and the driver, in addition to tensors.
+    """Memory that libraries and the driver use in addition to tensors.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ class Library:
     context_bytes
         Bytes of the process outside the allocator: its context and the code of libraries.
     context_least_bytes, context_most_bytes
-        Smallest and largest published ``context_bytes``, which depend on the driver, the build of PyTorch, and how
-        kernels are loaded.
+        Smallest and largest published ``context_bytes``, which depend on the driver, the PyTorch build, and how kernels
+        are loaded.
     converted_dtypes
-        16-bit floats whose tensors cuDNN converts to channels innermost around a convolution: those that matrix units
-        take.
+        16-bit float dtypes whose tensors cuDNN converts to channels innermost around a convolution: the dtypes that
+        matrix units support.
     multiplies_in_planes
-        Whether cuDNN takes planes of channels unconverted where every window is a point (from version 9 on).
+        Whether cuDNN accepts channel planes unconverted if every window is a point (from version 9 on).
     """
 
     workspace_bytes: int = 8_519_680
@@ -70,14 +70,14 @@ class Library:
 
     @classmethod
     def of(cls, spec: DeviceSpec, options: Mapping[str, object] | None = None) -> Library:
-        """Return the memory of libraries on a device.
+        """Return the memory that libraries use on a device.
 
         Parameters
         ----------
         spec
-            The device, whose ``process_bytes`` and related numbers are published ones.
+            The device; its ``process_bytes`` and related numbers are published values.
         options
-            Options of a trace: the libraries that it loads, and its release of PyTorch. By default the newest release,
+            Options of a trace: the libraries that it loads, and its PyTorch release. By default, the newest release,
             without cuDNN.
         """
         options = options or {}
@@ -102,7 +102,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Holder:
-    """Bytes that tensors of one kind, module and line hold at the peak."""
+    """Bytes held at the peak by tensors of one kind, module and line."""
 
     kind: str
     module: str
@@ -113,7 +113,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class MemoryAtPeak:
-    """Memory at the moment of the total's peak; ``total_bytes`` is the exact sum of all parts."""
+    """Memory when the total is at its peak; ``total_bytes`` is the exact sum of all parts."""
 
     #: Bytes that tensors requested, by kind of storage, largest first.
     requested_bytes: Mapping[str, int]
@@ -140,17 +140,16 @@ class Memory:
     Parameters
     ----------
     peak
-        Largest bytes requested, allocated and reserved, each at its own time.
+        Peak bytes requested, allocated and reserved; the peaks may be at different times.
     total_bytes
-        Memory as the vendor's monitor shows it: the largest reserved bytes, the context and libraries, in pages of
-        2 MiB.
+        Memory as shown by the vendor's monitor: peak reserved bytes, the context and libraries, in pages of 2 MiB.
     total_error_bytes
-        Error of ``total_bytes``: that of the model plus that of the environment.
+        Error of ``total_bytes``: the model's error plus the environment's error.
     peak_operator
-        Index of the operator at the total's peak: of all moments with the most reserved bytes, the one with the most
-        allocated bytes.
+        Index of the operator when the total is at its peak: among all moments with the most reserved bytes, the moment
+        with the most allocated bytes.
     holders
-        Holders of memory at that moment, largest first.
+        Holders of memory at the peak, largest first.
     timeline
         Bytes allocated and reserved after each operator; empty unless requested.
     segments
@@ -158,7 +157,8 @@ class Memory:
     retries
         Number of times that all cached memory was released to serve a request.
     oom
-        The failed request, as PyTorch reports it; all other numbers are those of that moment. ``None``: the run fits.
+        The failed request, as PyTorch reports it; all other numbers then describe the moment of the failure. ``None``:
+        the run fits.
     oom_operator
         Index of the operator whose request failed; ``None``: the run fits.
     at_peak
@@ -166,11 +166,11 @@ class Memory:
     context_bytes
         Bytes of the process outside the allocator.
     held
-        Number of every storage that is allocated at that moment -> its allocation.
+        Maps the number of each storage that is allocated at the peak to its allocation.
     model_error_bytes
         The model's part of ``total_error_bytes``: the error of the step's reserved bytes.
     context_least_bytes, context_most_bytes
-        Published range of such a context; its distance from ``context_bytes`` is the environment's error.
+        Published range for such a context; its distance from ``context_bytes`` is the environment's error.
     """
 
     peak: MemoryStats
@@ -192,7 +192,7 @@ class Memory:
 
     @property
     def environment_error_bytes(self) -> int:
-        """The environment's part of ``total_error_bytes``: driver, libraries, how kernels are loaded."""
+        """The environment's part of ``total_error_bytes``: driver, libraries, and how kernels are loaded."""
         return self.total_error_bytes - self.model_error_bytes
 
     @property
@@ -233,12 +233,12 @@ def simulate_memory(
     trace
         A traced run.
     capacity_bytes
-        Bytes of the device's memory, of which the process may reserve all but the context of ``library``; ``None``: no
+        Memory of the device in bytes; the process may reserve all of it except the context in ``library``. ``None``: no
         limit.
     settings
-        Settings of the allocator; by default PyTorch's.
+        Settings of the allocator; by default, PyTorch's own.
     library
-        Memory of libraries and the driver.
+        Memory that libraries and the driver use.
     timeline
         Whether to return the bytes after each operator.
     """
@@ -259,7 +259,7 @@ def simulate_memory(
 
 
 def add_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
-    """Return a trace's events plus the workspaces of convolutions and, one per thread, of cuBLAS."""
+    """Return a trace's events plus the workspaces of convolutions and, one per thread, cuBLAS workspaces."""
     # Autograd runs backward in a thread of its own, so a training step has two workspaces of cuBLAS.
     events = _with_cublas_workspaces(trace, library)
     if not library.converted_dtypes:
@@ -309,7 +309,7 @@ class _Run:
         self.oom_operator: int | None = None
 
     def apply_events(self) -> None:
-        """Apply every event, or all up to the first one that fails."""
+        """Apply all events, or all events up to the first one that fails."""
         allocator = self.allocator
         for position, event in enumerate(self.events):
             if self._keeps:
@@ -333,7 +333,7 @@ class _Run:
             self._extend_timeline(self.events[-1].operator + 1)
 
     def _extend_timeline(self, operator: int) -> None:
-        """Append the bytes after every operator before this one to the timeline."""
+        """Append to the timeline the bytes after each operator before this one."""
         while len(self.timeline) < operator:
             self.timeline.append((self.allocator.allocated_bytes, self.allocator.reserved_bytes))
 

@@ -1,7 +1,7 @@
 """Memory snapshots in PyTorch's format: written from the simulator, and read from real runs."""
 
 # The format is that of ``torch.cuda.memory._snapshot``, pickled, which https://pytorch.org/memory_viz and
-# ``torch.cuda._memory_viz`` draw. Reading a snapshot runs no code in it.
+# ``torch.cuda._memory_viz`` draw. Reading a snapshot does not run any code in it.
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roller.insight.trace.trace import FreeEvent, Trace
 def make_snapshot(
     trace: Trace, *, settings: AllocatorSettings | None = None, library: Library | None = None
 ) -> dict[str, Any]:
-    """Return the snapshot of a traced run at its end, with every event before it."""
+    """Return the snapshot of a traced run at its end, with all preceding events."""
     # The first frame of an event is the operator's line in the user's project, with the name of its module. Times are
     # indices of operators.
     allocator, entries = CachingAllocator(settings=settings), []
@@ -59,7 +59,7 @@ def write_snapshot(path: Path | str, made: Mapping[str, Any]) -> None:
 
 
 def read_snapshot(path: Path | str) -> dict[str, Any]:
-    """Return the snapshot in a file that PyTorch or :func:`write_snapshot` wrote."""
+    """Return the snapshot in a file that was written by PyTorch or :func:`write_snapshot`."""
     try:
         data = read_file(path)
         check_pickle(data)
@@ -75,7 +75,7 @@ def read_snapshot(path: Path | str) -> dict[str, Any]:
 
 
 def snapshot_events(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
-    """Return the allocations and frees of a snapshot, in order."""
+    """Return the allocations and frees in a snapshot, in order."""
     try:
         return _allocation_events(read, device)
     except (*MALFORMED, ValueError) as error:
@@ -98,7 +98,7 @@ def _allocation_events(read: Mapping[str, Any], device: int) -> list[MemoryEvent
 
 
 class _Plain(pickle.Unpickler):
-    """Unpickler of dicts, lists, numbers and strings that refuses classes and functions."""
+    """Unpickler for dicts, lists, numbers and strings that refuses classes and functions."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}")

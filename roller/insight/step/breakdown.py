@@ -1,4 +1,4 @@
-"""The cost of a simulated step by module, line, operator, phase, kernel and lane; its critical path."""
+"""The cost of a simulated step by module, line, operator, phase, kernel and lane, and its critical path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.insight.step.simulate import Timeline
 
 @dataclass(frozen=True)
 class LanePart:
-    """The tasks of a lane, its busy time, and its share of the critical path."""
+    """The tasks on a lane, the lane's busy time, and its share of the critical path."""
 
     lane: str
     tasks: int
@@ -29,22 +29,23 @@ class BreakdownRow:
     Parameters
     ----------
     name
-        Name of the module, line, ...; ``""`` for tasks without one, such as those outside all modules.
+        Name of the module, line, etc.; ``""`` for tasks without a name, such as tasks outside all modules.
     tasks
         Number of calls on threads, kernels and copies.
     kernels
-        Number of tasks among them that compute: kernels and copies of a device, and operators that a thread computes
-        itself; no collectives.
+        Number of tasks among them that compute: kernels and copies on a device, and operators that a thread computes
+        itself, but no collectives.
     cpu_us, device_us
-        Durations on threads and on devices, without waits and without the host's code between calls.
+        Durations on threads and on devices, without waits and without host code between calls.
     critical_us
-        Length of the critical path in its tasks, with the lags and the host's code after them.
+        Length of the critical path in these tasks, including the lags and host code after them.
     compute_us
-        Durations of ``kernels``.
+        Total duration of ``kernels``.
     share
         Share of the step's ``compute_us``.
     resource
-        Resource that bounds most of ``compute_us`` by price: ``"compute"``, ``"dram"``, ...; ``""`` without prices.
+        Resource that bounds most of ``compute_us`` according to the prices: ``"compute"``, ``"dram"``, ...; ``""``
+        without prices.
     """
 
     name: str
@@ -63,7 +64,7 @@ Key = Literal["module", "line", "operator", "phase", "kernel"]
 
 
 def line_of(task: Task) -> str:
-    """Return ``file:line`` of the project's innermost frame; ``""`` if it is unknown."""
+    """Return ``file:line`` for the innermost frame in the project; ``""`` if it is unknown."""
     stack = task.context.stack
     return f"{stack[-1].file}:{stack[-1].line}" if stack else ""
 
@@ -80,7 +81,7 @@ KEYS: Mapping[Key, Callable[[Task], str]] = {
 def breakdown(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], str]) -> tuple[BreakdownRow, ...]:
     """Return the cost of a simulated step by module, line, operator, phase or kernel.
 
-    It applies to forecasts, replays of profiles and what-ifs, since each is a simulated graph.
+    The breakdown applies to forecasts, replays of profiles and what-ifs, since each of these is a simulated graph.
 
     Parameters
     ----------
@@ -92,13 +93,13 @@ def breakdown(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], 
     Returns
     -------
     tuple[BreakdownRow, ...]
-        The row with the most of the critical path first. ``cpu_us``, ``device_us`` and ``critical_us`` of all rows sum
-        to those of the graph, whatever the key.
+        The rows, the one with the largest share of the critical path first. For any key, ``cpu_us``, ``device_us`` and
+        ``critical_us`` over all rows add up to the totals of the graph.
 
     Raises
     ------
     RollerError
-        ``key`` is neither of these.
+        If ``key`` is neither of these.
     """
     name_of = KEYS.get(key) if isinstance(key, str) else key
     if name_of is None:
@@ -150,7 +151,7 @@ class _Sums:
 
 
 class JoinedRow(NamedTuple):
-    """One row of two breakdowns, in microseconds per step; ``None`` where one of them lacks it."""
+    """One row in two breakdowns, in microseconds per step; ``None`` if one of them lacks the row."""
 
     name: str
     measured: BreakdownRow | None
@@ -160,19 +161,19 @@ class JoinedRow(NamedTuple):
 def join(
     measured: tuple[StepGraph, Timeline], predicted: tuple[StepGraph, Timeline], key: Key | Callable[[Task], str]
 ) -> tuple[JoinedRow, ...]:
-    """Return the breakdowns of a profile and of a forecast side by side, per step, by module path or line.
+    """Return the breakdowns of a profile and a forecast side by side, per step, by module path or line.
 
     Parameters
     ----------
     measured, predicted
-        Graph and timeline of each; of several steps the mean counts.
+        Graph and timeline of each; for several steps, the mean counts.
     key
-        As in :func:`breakdown`. Modules have the same paths in both if ``roller record`` made the profile.
+        See :func:`breakdown`. Modules have the same paths in both if the profile was made by ``roller record``.
 
     Returns
     -------
     tuple[JoinedRow, ...]
-        The row with the longest critical path, measured or predicted, first.
+        The rows, the one with the longest critical path (measured or predicted) first.
     """
     old, new = ({row.name: row for row in _a_step(*one, key)} for one in (measured, predicted))
     found = [JoinedRow(name, old.get(name), new.get(name)) for name in {**old, **new}]
@@ -189,7 +190,7 @@ def _a_step(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], st
 
 
 def lanes(graph: StepGraph, timeline: Timeline) -> tuple[LanePart, ...]:
-    """Return the lanes, with the length of the critical path's tasks on each."""
+    """Return the lanes, with the length of the critical path's tasks on each lane."""
     critical = dict(critical_path(graph, timeline))
     is_joint = any(task.lane.rank for task in graph.tasks)
     tasks: dict[str, list[float]] = {}
@@ -204,7 +205,7 @@ def lanes(graph: StepGraph, timeline: Timeline) -> tuple[LanePart, ...]:
 
 
 def critical_path(graph: StepGraph, timeline: Timeline) -> list[tuple[int, float]]:
-    """Return the tasks that the end waited for, last first, each with its time, including the lags after it."""
+    """Return the tasks for which the end waited, last first, each with its time including the lags after it."""
     if not graph.tasks:
         return []
     before: dict[tuple[int, bool], list[tuple[int, bool, float]]] = {}
@@ -244,14 +245,14 @@ def _latest(
 
 
 def thread_work_us(graph: StepGraph) -> float:
-    """Return the time in which threads issue everything: their calls and the code between them, without waits."""
+    """Return the time that threads take to issue everything: their calls and the code between them, without waits."""
     # Operators that a thread computes itself, without a device, are left out, too.
     calls = sum(t.duration_us for t in graph.tasks if t.lane.kind == "thread" and t.id not in graph.operators)
     return calls + sum(d.lag_us for d in graph.dependencies if d.kind == "thread")
 
 
 def exposed_us(graph: StepGraph, timeline: Timeline) -> float:
-    """Return how long device tasks wait for the network beyond all else that they wait for."""
+    """Return how long device tasks wait for the network beyond everything else for which they wait."""
     network = {t.id for t in graph.tasks if t.kind in NETWORK_KINDS}
     waits: dict[int, list[Dependency]] = {}
     for d in graph.dependencies:

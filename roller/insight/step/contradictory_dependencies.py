@@ -1,4 +1,4 @@
-"""Removal of dependencies that a profile's times contradict, if the dependencies form a cycle."""
+"""Removal of dependencies that a profile's times contradict if the dependencies form a cycle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roller.insight.step.graph import Dependency, Task
 
 
 def drop_contradictory(tasks: Sequence[Task], dependencies: Sequence[Dependency]) -> list[Dependency]:
-    """Return the dependencies; if they form a cycle, only those that go forward in the profile's time."""
+    """Return the dependencies; if they form a cycle, keep only those that go forward in the profile's time."""
     # A damaged correlation ties a kernel to a later call; correlation numbers are reused, and clocks differ.
     if _is_acyclic(len(tasks), dependencies):
         return list(dependencies)
@@ -21,7 +21,7 @@ def drop_contradictory(tasks: Sequence[Task], dependencies: Sequence[Dependency]
 
 
 def _is_acyclic(count: int, dependencies: Sequence[Dependency]) -> bool:
-    """Return whether the starts and ends of ``count`` tasks have a topological order."""
+    """Return whether the starts and ends of ``count`` tasks can be sorted topologically."""
     waits = [0, 1] * count  # the start of task n is event 2 n, its end 2 n + 1
     held: list[list[int]] = [[] for _ in range(2 * count)]
     for d in dependencies:

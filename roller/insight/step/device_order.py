@@ -1,6 +1,6 @@
-"""Order of a device's tasks: each depends on the previous task of its stream, on its launch, and on other streams.
+"""Order of a device's tasks: each depends on the previous task in its stream, on its launch, and on other streams.
 
-A wait beyond these dependencies is unexplained: it is counted, never kept as a lag.
+A wait beyond these dependencies is unexplained; it is counted but never kept as a lag.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller.insight.step.graph import Dependency, DependencyKind
 from roller.insight.step.sync_events import SyncEvents
 from roller.insight.step.task_drafts import TaskDraft
 
-#: Calls that wait for the device, so that their duration is not their own cost.
+#: Calls that wait for the device, so their duration is not their own cost.
 WAITING = ("Synchronize", "Memcpy", "Free")
 #: Rounding to whole microseconds in older profiles, and differences between the clocks of calls and devices.
 ROUNDING_US = 0.5
@@ -30,7 +30,7 @@ _QUEUED_US, _MOST_GAP_US = 30.0, 20.0
 MOST_LATENCY_US = 100.0
 #: A launch is late if its kernel starts later than this many latencies.
 _LATE = 3.0
-#: Share of a queue's places that kernels fill in a full queue, since some launches are not kernels.
+#: Share of a full queue's slots that hold kernels, since some launches are not kernels.
 _FULL = 0.88
 #: Share of a wait in which other streams must keep the device busy to explain it, and last share of a kernel's duration
 #: in which another kernel may start.
@@ -39,7 +39,7 @@ _MARKED_WAIT = "WaitEvent"
 
 
 class Lags(NamedTuple):
-    """The latency of launches, the gap between kernels, and whether the latency is measured."""
+    """The launch latency, the gap between kernels, and whether the latency is measured."""
 
     latency_us: float
     gap_us: float
@@ -47,7 +47,7 @@ class Lags(NamedTuple):
 
 
 class _Launched(NamedTuple):
-    """The event of a launch on which its task depends, and the latest start without a wait."""
+    """The launch event on which a task depends, and the task's latest start without a wait."""
 
     of_end: bool
     lag_us: float
@@ -56,7 +56,7 @@ class _Launched(NamedTuple):
 
 
 class DeviceOrder:
-    """Device tasks of a profile by stream, in order, and the dependencies of each."""
+    """Device tasks of a profile by stream, in order, with the dependencies of each."""
 
     def __init__(
         self, streams: Mapping[str, list[TaskDraft]], threads: Mapping[str, list[TaskDraft]], sync_events: SyncEvents
@@ -84,7 +84,7 @@ class DeviceOrder:
         self.behind_us = max(0.0, self.lags.latency_us - (median(calls) if calls else 0.0))
 
     def _occupying_tasks(self) -> list[tuple[str, list[TaskDraft]]]:
-        """Return the tasks that occupy each device: all but copies from and to the host."""
+        """Return the tasks that occupy each device: all except copies to and from the host."""
         found: dict[str, list[TaskDraft]] = defaultdict(list)
         for task in self.by_end:
             if task.kind != "copy" or "DtoD" in task.name:
@@ -116,7 +116,7 @@ class DeviceOrder:
         return Lags(max(0.0, latency), median(gaps) if gaps else 1.0, bool(found))
 
     def order_tasks(self) -> list[Dependency]:
-        """Return the dependencies of all device tasks, and store the unexplained wait of each task."""
+        """Return the dependencies of all device tasks, and store each task's unexplained wait."""
         waits = self.sync_events.stream_waits()
         tied: list[tuple[TaskDraft, TaskDraft]] = []
         late: list[tuple[TaskDraft, float]] = []
@@ -156,7 +156,7 @@ class DeviceOrder:
         return ready, ready != float("-inf") and item.start > max(due, ready + _TOLERANCE_US)
 
     def _launch_dependency(self, item: TaskDraft, call: TaskDraft, free: float) -> _Launched:
-        """Return the dependency of a task on its call, for a stream that is free from time ``free`` on."""
+        """Return the dependency of a task on its call if the task's stream is free from time ``free`` on."""
         # A long call does other work, such as loading the kernel's module, and launches at its end, or, for a graph of
         # many kernels, within. The duration of a call that may wait for the device is not its own.
         latency = self.lags.latency_us
@@ -171,7 +171,7 @@ class DeviceOrder:
         return _Launched(False, latency, call.start + latency, call.start + _LATE * latency)
 
     def may_wait_for_device(self, call: TaskDraft) -> bool:
-        """Return whether a call may wait for the device, by its kind or because its queue is full."""
+        """Return whether a call may wait for the device, because of its kind or because its queue is full."""
         return any(part in call.name for part in WAITING) or self.is_queue_full(call)
 
     def _last_wait_event_us(self, item: TaskDraft, launch: TaskDraft) -> float | None:
@@ -182,7 +182,7 @@ class DeviceOrder:
         return waits[before] if before >= 0 and waits[before] >= since else None
 
     def _awaited_task(self, item: TaskDraft, launch: TaskDraft, ready: float) -> Sequence[TaskDraft]:
-        """Return the task of another stream that a late task waited for, if there is one."""
+        """Return the task in another stream for which a late task waited, if there is one."""
         marked = self._last_wait_event_us(item, launch)
         near = _NEAR_EVENT_US if marked is not None else _NEAR_US
         at = bisect_right(self.ends, item.start + _EARLY_US)
@@ -210,8 +210,8 @@ class DeviceOrder:
         return found
 
     def _task_that_freed_device(self, item: TaskDraft, ready: float) -> TaskDraft | None:
-        """Return the task whose end let a task start, if other streams kept the device busy while it waited."""
-        # Blocks of a kernel start as those of another end, so a kernel may start in another's last wave.
+        """Return the task whose end let a task start if other streams kept the device busy while it waited."""
+        # Blocks of a kernel start as blocks of another kernel end, so a kernel may start in another's last wave.
         if item.kind == "copy" and "DtoD" not in item.name:
             return None
         device = _device_of_lane(item)
@@ -262,7 +262,7 @@ def _device_of_lane(item: TaskDraft) -> str:
 
 
 def _busy_spans(tasks: Sequence[TaskDraft], gap: float) -> tuple[list[float], list[float]]:
-    """Return the union of the tasks' time spans as starts and ends, with gaps up to ``gap`` closed."""
+    """Return the union of the tasks' time spans as starts and ends, closing gaps of up to ``gap``."""
     starts: list[float] = []
     ends: list[float] = []
     for start, end in sorted((t.start, t.end) for t in tasks):
@@ -275,7 +275,7 @@ def _busy_spans(tasks: Sequence[TaskDraft], gap: float) -> tuple[list[float], li
 
 
 def _covered_time(spans: tuple[list[float], list[float]], since: float, until: float) -> float:
-    """Return the time between ``since`` and ``until`` that the spans cover."""
+    """Return the time between ``since`` and ``until`` that is covered by the spans."""
     starts, ends = spans
     found = 0.0
     for context in range(bisect_right(ends, since), bisect_left(starts, until)):

@@ -1,4 +1,4 @@
-"""Reader of a Kineto file's list of events, which decodes one event at a time and skips damaged ones."""
+"""Reader for a Kineto file's list of events, which decodes one event at a time and skips damaged events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.core.files import open_file
 from roller.errors import ArtifactError
 from roller.insight.step.gzip_reader import Inflated
 
-#: Most characters of one event: a damaged or hostile file must not fill the memory.
+#: Maximum number of characters in one event: a damaged or hostile file must not fill the memory.
 _MOST_EVENT = 1 << 26
 _CHUNK = 1 << 20
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -26,7 +26,7 @@ MOST_DAMAGED, _ALWAYS = 0.02, 1
 
 
 class Rows:
-    """The events of a file, streamed; the file's defects are known once all events are read."""
+    """The events in a file, streamed; the file's defects are known once all events have been read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +68,7 @@ class Rows:
         return tuple(found)
 
     def _read_to_end(self, file: TextIO) -> None:
-        """Read the text after the list, so that the checksum of a gzip file is compared."""
+        """Read the text after the list, so that the checksum of a gzip file is checked."""
         while file.read(_CHUNK):
             pass
         source = getattr(file.buffer, "raw", None)
@@ -80,7 +80,7 @@ class Rows:
         return text
 
     def _decode_events(self, file: TextIO) -> Iterator[Any]:
-        """Yield the members of the list, decoded one at a time."""
+        """Yield the items of the list, decoded one at a time."""
         self.head, buffer = self._split_head(file)
         decode = json.JSONDecoder().raw_decode
         position, failed = 0, ""
@@ -95,7 +95,7 @@ class Rows:
             except ValueError as error:
                 if len(buffer) - position > _MOST_EVENT:
                     raise not_a_profile(self.path, f"an event of more than {_MOST_EVENT} characters") from error
-                # an event that fails at the same position after more text is damaged; else it was incomplete
+                # an event that fails at the same position after more text is damaged; otherwise, it was incomplete
                 same = f"{error.msg} {error.pos - position}" if isinstance(error, json.JSONDecodeError) else ""
                 text = self._read_chunk(file) if not same or same != failed or "Unterminated" in same else ""
                 if text:
@@ -125,7 +125,7 @@ class Rows:
         )
 
     def _split_head(self, file: TextIO) -> tuple[str, str]:
-        """Return the text before the list of events, and the text read after its bracket."""
+        """Return the text before the list of events, and the text already read after its bracket."""
         buffer = self._read_chunk(file)
         if buffer.lstrip().startswith("["):
             return "", buffer.lstrip()[1:]  # a list alone
@@ -141,12 +141,12 @@ class Rows:
 
 #: Start of an event after a damaged one; only events of Kineto have a phase.
 _BEGIN = re.compile(r'\{\s*"')
-#: Most brackets after a damaged event that are tried as the end of the list.
+#: Maximum number of brackets after a damaged event that are tried as the end of the list.
 _MOST_BRACKETS = 256
 
 
 def _find_next_event(buffer: str, position: int) -> int | None:
-    """Return the start of the next event that can be decoded; ``None`` if the buffer has none."""
+    """Return the start of the next event that can be decoded; ``None`` if the buffer does not contain one."""
     decode = json.JSONDecoder().raw_decode
     for found in _BEGIN.finditer(buffer, position):
         try:
@@ -159,7 +159,7 @@ def _find_next_event(buffer: str, position: int) -> int | None:
 
 
 def _is_complete(buffer: str, position: int, *, is_list: bool) -> bool:
-    """Return whether the file is complete, though its last event is damaged."""
+    """Return whether the file is complete even though its last event is damaged."""
     brackets = [found.start() for found in re.finditer(r"\]", buffer[position:])][-_MOST_BRACKETS:]
     for at in brackets:
         try:

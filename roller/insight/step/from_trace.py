@@ -1,4 +1,4 @@
-"""The graph of a traced step on a device, of the same type as a profile's graph, so that every what-if applies."""
+"""The graph of a traced step on a device, of the same type as a profile's graph, so that all what-ifs apply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.insight.step.simulate import simulate
 from roller.insight.trace.gradient_buckets import Gradient, gradients_of
 from roller.insight.trace.trace import Operator, Trace
 
-#: Host time of an operator that only makes a view. Assumed, like that of one that launches.
+#: Host time of an operator that only makes a view. Assumed, like the host time of a launching operator.
 HOST_VIEW_S = 2e-6
 _THREAD, _STREAM = Lane(0, "thread", "host"), Lane(0, "stream", "device")
 
@@ -27,8 +27,8 @@ def from_trace(
 ) -> StepGraph:
     """Return the graph of the last, steady step of a trace: one thread that launches, one stream that computes.
 
-    Its simulated time equals that of :func:`roller.insight.forecast.forecast`, to the last digit. All its times are
-    predicted or assumed.
+    Its simulated time equals the time from :func:`roller.insight.forecast.forecast` to the last digit. All its times
+    are predicted or assumed.
 
     Parameters
     ----------
@@ -39,12 +39,12 @@ def from_trace(
     policy
         ``"library"``: kernels of PyTorch and its libraries. ``"roller"``: the fastest constructed programs.
     host_op_s
-        Host seconds of one operator that launches.
+        Host seconds per operator that launches kernels.
 
     Raises
     ------
     RollerError
-        The device or policy is unknown, or the device is of another kind.
+        If the device or policy is unknown, or the device is of another kind.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class _Steps:
     last: dict[Lane, int] = field(default_factory=dict)
 
     def add_operator(self, operator: Operator, price: Price, *, is_captured: bool = False) -> None:
-        """Add an operator; a view takes only host time, and a launch by a captured graph takes none."""
+        """Add an operator; a view takes only host time, and a launch inside a captured graph takes no time."""
         if not price.kernels:
             self.behind_s += 0.0 if is_captured else min(self.host_op_s, HOST_VIEW_S)
         else:
@@ -120,7 +120,7 @@ class _Steps:
             self.dependencies.append(Dependency(self.last[_STREAM], True, sync, True, 0.0, "synchronisation"))
 
     def add_host_time(self) -> None:
-        """Add a task for the host time before the first or after the last call."""
+        """Add a task for the host time before the first call or after the last one."""
         if self.behind_s:
             number, took = len(self.tasks), 1e6 * self.behind_s
             self.tasks.append(Task(number, "views", "cpu", _THREAD, took, 0.0, 0.0, provenance="assumed"))

@@ -48,13 +48,14 @@ class TaskContext(NamedTuple):
     #: Step of the profile, from 0; -1 before the first step; 0 if no steps are marked.
     iteration: int = 0
     phase: Phase = "other"
-    #: Path of the innermost module, or name of a region; for a backward task that of its forward; ``""`` outside.
+    #: Path of the innermost module, or name of a region; for a backward task, the module of its forward; ``""``
+    #: outside.
     module: str = ""
-    #: Innermost operator, as in the profile, and shapes and dtypes of its inputs where known.
+    #: Innermost operator, as in the profile, and shapes and dtypes of its inputs if known.
     operator: str = ""
     shapes: tuple[Any, ...] = ()
     dtypes: tuple[str, ...] = ()
-    #: The project's frames around the operator, outermost first, where known.
+    #: The project's frames around the operator, outermost first, if known.
     stack: Stack = ()
 
 
@@ -64,7 +65,7 @@ NO_CONTEXT = TaskContext()
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The smallest unit with a start and a duration: a call, a kernel, a copy."""
+    """The smallest unit with a start and a duration: a call, a kernel or a copy."""
 
     #: Index in the graph.
     id: int
@@ -82,7 +83,7 @@ class Task:
     provenance: Provenance = "measured"
     #: A removed task stays as an event without duration, which keeps the order of other tasks.
     is_removed: bool = False
-    #: Position in the step; for a device task, that of its call.
+    #: Position in the step; for a device task, the position of its call.
     context: TaskContext = NO_CONTEXT
     #: Bytes that a copy, a set or a collective moves; 0 if unknown.
     size_bytes: int = 0
@@ -93,7 +94,7 @@ class Task:
 
     @property
     def on_device(self) -> bool:
-        """Whether a device runs the task."""
+        """Whether the task runs on a device."""
         return self.kind in DEVICE_KINDS
 
 
@@ -102,10 +103,10 @@ class Dependency:
     """An event of the target task happens at least ``lag_us`` after an event of the source task."""
 
     source: int
-    #: Whether the event of the source is its end; else its start.
+    #: Whether the source's event is its end rather than its start.
     of_end: bool
     target: int
-    #: Whether the event of the target is its end; else its start.
+    #: Whether the target's event is its end rather than its start.
     to_end: bool
     lag_us: float
     kind: DependencyKind
@@ -122,44 +123,46 @@ class StepGraph:
     dependencies
         Dependencies in any order.
     starts_us
-        Earliest start of each task without dependencies.
+        Earliest start times of tasks without dependencies.
     latency_us, gap_us
-        Time between a launch and its kernel on an idle stream, and between queued kernels of a stream.
+        Time between a launch and its kernel on an idle stream, and between queued kernels in a stream.
     name
         Name of the profile or trace, and of the changes.
     gradients
-        Gradients of every step, in the order in which they become ready; none if the profile does not give their sizes.
+        Gradients of every step, in the order in which they become ready; empty if the profile does not give their
+        sizes.
     operators
-        Operators of tasks, by id, for a traced step.
+        Operators of tasks by task id, for a traced step.
     device
-        Device of the profile, if it was named: its model prices changed kernels.
+        Device of the profile, if it was named; its model prices changed kernels.
     measured_kernels_us
-        Measured microseconds of kernels, by name: they take precedence over predictions.
+        Measured microseconds of kernels by name, which take precedence over predictions.
     assumptions
-        Assumptions of the changes, one sentence each.
+        Assumptions made by the changes, one sentence each.
     overhead_us
-        Overhead of recording for tasks on threads: within the task, and in the host's code after it. Empty if it is
-        unknown or was removed.
+        Recording overhead for tasks on threads: within the task, and in the host code after it. Empty if the overhead
+        is unknown or was removed.
     policy
-        Key of tasks that could start on a lane at the same time: the smallest goes first; ``None``: by their priority.
+        Sort key for tasks that could start on a lane at the same time: the smallest goes first. ``None``: by their
+        priority.
     is_latency_measured
-        Whether ``latency_us`` is measured; else it is assumed.
+        Whether ``latency_us`` is measured rather than assumed.
     optimizers
         Classes of the optimizers whose steps the profile marks.
     captured_share
         Share of device tasks whose call launched several tasks at once, as captured graphs do.
     world_size
-        Processes of the job, if the profile gives them; else 0.
+        Number of processes in the job; 0 if the profile does not give it.
     in_place
         Requested changes that the profile already had, one sentence each.
     notes
-        Omitted parts of the profile and defects of its file, one sentence each.
+        Omitted parts of the profile and defects in its file, one sentence each.
     incomplete
-        Reason why no change can be predicted, if device events are missing; else ``""``.
+        Reason why no change can be predicted if device events are missing; otherwise ``""``.
     origin_us
-        Time in the profile from which measured starts and ends count.
+        Time in the profile from which measured starts and ends are counted.
     settings
-        Settings of PyTorch and its libraries for which changed kernels are priced.
+        Settings of PyTorch and its libraries under which changed kernels are priced.
     """
 
     tasks: Sequence[Task] = field(repr=False)
@@ -193,27 +196,27 @@ class StepGraph:
 
     @property
     def unexplained_share(self) -> float:
-        """Share of the profile's time in unexplained waits of device tasks and calls."""
+        """Share of the profile's time spent in unexplained waits of device tasks and calls."""
         lanes = {t.lane.rank for t in self.tasks} or {0}
         waited = sum(t.unexplained_us for t in self.tasks)
         return waited / len(lanes) / self.measured_us if self.measured_us else 0.0
 
     @property
     def has_device(self) -> bool:
-        """Whether a device ran any task; else threads computed everything."""
+        """Whether a device ran any task; if not, threads computed everything."""
         return any(t.on_device for t in self.tasks)
 
     @property
     def iterations(self) -> tuple[int, ...]:
-        """Steps of the graph, in order."""
+        """Steps in the graph, in order."""
         return tuple(sorted({t.context.iteration for t in self.tasks if t.context.iteration >= 0}))
 
     def what_if(self, *changes: Any, force: bool = False) -> Any:
-        """Return the result of :func:`roller.insight.whatif.predict.what_if`: deprecated."""
+        """Return the result of :func:`roller.insight.whatif.predict.what_if`; deprecated."""
         return replacement_of_method("StepGraph.what_if", "roller.insight.whatif.predict", "what_if")(
             self, *changes, force=force
         )
 
     def replay(self) -> Any:
-        """Return the result of :func:`roller.insight.step.replay.replay`: deprecated."""
+        """Return the result of :func:`roller.insight.step.replay.replay`; deprecated."""
         return replacement_of_method("StepGraph.replay", "roller.insight.step.replay", "replay")(self)

@@ -1,4 +1,4 @@
-"""Reader of gzip files that accepts content with a wrong checksum, so that one altered byte is not fatal."""
+"""Reader for gzip files that accepts content with a wrong checksum, so that one altered byte is not fatal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Inflated(io.RawIOBase):
         self.is_altered = False
 
     def readable(self) -> bool:
-        """Return whether the stream can be read: always."""
+        """Return whether the stream can be read, which is always the case."""
         return True
 
     def close(self) -> None:
@@ -34,7 +34,7 @@ class Inflated(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer and return the number of bytes; 0 at the end."""
+        """Fill a buffer and return the number of bytes; return 0 at the end."""
         # ``EOFError``: the file is truncated; ``zlib.error``: it cannot be decompressed further.
         while not self.ready:
             block = self.file.read(_BLOCK)

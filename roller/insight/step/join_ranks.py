@@ -1,4 +1,4 @@
-"""Joint graph of a job's ranks, whose clocks are aligned by the collectives that they share."""
+"""Joint graph of a job's ranks, whose clocks are aligned by the collectives they share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.trace.gradient_buckets import Gradient
 
 
 def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
-    """Return one graph of several ranks: a collective ends its transfer time after the last rank reaches it."""
+    """Return one graph for several ranks; a collective ends its transfer time after the last rank reaches it."""
     # Clocks are aligned by the ends of shared collectives. A collective takes, without waiting, its shortest duration
     # among all ranks.
     tasks: list[Task] = []
@@ -55,7 +55,7 @@ def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
 
 
 def _clock_offsets(graphs: Sequence[StepGraph]) -> list[float]:
-    """Return the offset of each rank's clock with which the collectives of all ranks end together."""
+    """Return the clock offset for each rank that makes the collectives of all ranks end together."""
 
     def collective_ends(graph: StepGraph) -> dict[tuple[str, int], float]:
         seen: dict[str, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Reader of PyTorch's profiles (Kineto's Chrome JSON) of all versions, one event at a time."""
+"""Reader for PyTorch's profiles (Kineto's Chrome JSON) of all versions, one event at a time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _DEVICE_NAME = re.compile(r"(cuda|hip|xpu)(:\d+)?$")
 
 
 class Event(NamedTuple):
-    """An event of a profile: a call, a device's task, an operator, or a mark around others."""
+    """An event in a profile: a call, a device task, an operator, or a mark around others."""
 
     name: str
     #: ``"call"``, ``"operator"``, ``"mark"`` (a named region of code, or a module's run), ``"wait"`` (the record of a
@@ -56,10 +56,10 @@ class Event(NamedTuple):
     duration_us: float
     #: Process and thread, or device and stream.
     lane: str
-    #: Number that a call shares with the tasks it launched; ``None`` if it has none.
+    #: Number that a call shares with the tasks it launched; ``None`` if the event has none.
     correlation: int | None
     #: For a wait, its event; for an operator, its shapes, dtypes and the sequence number that it shares with its
-    #: backward operator; for a device task, the bytes it moves; else empty.
+    #: backward operator; for a device task, the bytes it moves; otherwise empty.
     arguments: Mapping[str, Any]
 
     @property
@@ -78,7 +78,7 @@ class Profile(NamedTuple):
     device_signs: str = ""
     #: Whether the file describes a GPU of the machine, which need not have been used.
     has_properties: bool = False
-    #: Processes of the job, if the profile gives them; else 0.
+    #: Number of processes in the job; 0 if the profile does not give it.
     world_size: int = 0
     #: Defects of the file that do not prevent reading it, one sentence each.
     notes: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Profile(NamedTuple):
 
 
 def read_events(path: str | Path) -> list[Event]:
-    """Return the events of :func:`read_profile`."""
+    """Return the events read by :func:`read_profile`."""
     return read_profile(path).events
 
 
@@ -100,7 +100,8 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
     Parameters
     ----------
     path
-        Kineto's JSON, plain or gzipped: an object with ``traceEvents``, or their list. It is read one event at a time.
+        Kineto's JSON, plain or gzipped: an object with ``traceEvents``, or the list itself. The file is read one event
+        at a time.
     memory
         Whether to keep the records of allocations, for
         :func:`~roller.insight.step.memory_curve.memory_curves`.
@@ -108,12 +109,12 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
     Returns
     -------
     Profile
-        The events in the order of the file, and notes on defects.
+        The events in file order, and notes on defects.
 
     Raises
     ------
     ArtifactError
-        The file cannot be read, is truncated, has too many damaged events, or is not a profile.
+        If the file cannot be read, is truncated, has too many damaged events, or is not a profile.
     """
     found: list[Event] = []
     shared: dict[str, Any] = {}
@@ -150,7 +151,7 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
 
 
 def _without_strays(found: list[Event], rows: Rows) -> list[Event]:
-    """Return the events without those more than a day from the others, whose times are damaged."""
+    """Return the events without those more than a day away from the others, whose times are damaged."""
     starts = [event.start_us for event in found]
     if not starts or max(starts) - min(starts) <= _LONGEST_US:
         return found
@@ -172,7 +173,7 @@ def _recording_overhead(head: str) -> float | None:
 
 
 def _gpu_evidence(row: Mapping[str, Any]) -> str:
-    """Return the evidence of GPU use in an event that is not a device task; ``""`` if there is none.
+    """Return the evidence for GPU use in an event that is not a device task; ``""`` if there is none.
 
     Examples
     --------
@@ -198,7 +199,7 @@ def _gpu_backend(head: str) -> str:
 
 
 def _guess_category(row: Mapping[str, Any]) -> str:
-    """Return the category of an event of an unknown one, by its arguments; ``""`` if it is irrelevant.
+    """Return the category of an event whose category is unknown, from its arguments; ``""`` if it is irrelevant.
 
     Examples
     --------
@@ -241,7 +242,7 @@ def _parse_event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) 
 
 
 def _used_arguments(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the used arguments of an event, with equal shapes interned."""
+    """Return the arguments of an event that are used, with equal shapes interned."""
     if kind == "wait":
         return arguments
     if kind == "operator":
@@ -260,7 +261,7 @@ def _used_arguments(kind: str, arguments: Mapping[str, Any], shared: dict[str, A
 
 
 def _list_or_none(value: Any) -> Any:
-    """Return a list; ``None`` for any other value, as in a damaged profile."""
+    """Return the value if it is a list; ``None`` for any other value, as in a damaged profile."""
     return value if isinstance(value, list) else None
 
 

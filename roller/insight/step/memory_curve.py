@@ -39,7 +39,7 @@ _NO_KINDS = "What the allocations are for (parameters, activations, gradients ..
 
 @dataclass(frozen=True)
 class LiveAllocation:
-    """An allocation that is not freed yet.
+    """An allocation that has not yet been freed.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ class LiveAllocation:
     since_us
         Time of the allocation.
     context
-        Position in the step: ``context.operator`` is the innermost operator that was open on the thread then, and
-        ``context.module`` the innermost module or region; for a backward operator, that of its forward.
+        Position in the step: ``context.operator`` is the innermost operator that was open on the thread at that time,
+        and ``context.module`` the innermost module or region; for a backward operator, the module of its forward.
     """
 
     address: int
@@ -65,12 +65,12 @@ class MemoryCurve:
     Parameters
     ----------
     device
-        PyTorch's name of the device: ``"cuda:0"`` or ``"cpu"``.
+        PyTorch's name for the device: ``"cuda:0"`` or ``"cpu"``.
     times_us
-        Times of changes in the profile, in order, shape (n,).
+        Times of changes in the profile, in ascending order, shape (n,).
     allocated_bytes
-        Allocated bytes from each time on, shape (n,), int64. If ``is_absolute`` is false, without the bytes that were
-        allocated before the profile.
+        Allocated bytes from each time on, shape (n,), int64. If ``is_absolute`` is false, bytes that were allocated
+        before the profile are not included.
     reserved_bytes
         Bytes that the caching allocator holds from each time on, shape (n,), int64; empty if the profile does not give
         them.
@@ -92,12 +92,12 @@ class MemoryCurve:
 
     @property
     def peak_us(self) -> float:
-        """The first of ``times_us`` with the most allocated bytes."""
+        """The first of ``times_us`` at which the most bytes are allocated."""
         return float(self.times_us[self._peak])
 
     @property
     def peak_bytes(self) -> int:
-        """The most allocated bytes."""
+        """The largest number of allocated bytes."""
         return int(self.allocated_bytes[self._peak])
 
     @property
@@ -105,24 +105,24 @@ class MemoryCurve:
         return int(np.argmax(self.allocated_bytes))
 
     def live(self, at_us: float | None = None) -> tuple[LiveAllocation, ...]:
-        """Return the allocations that the profile shows to be live at a time, after all changes at that time.
+        """Return the allocations that are live at a time according to the profile, after all changes at that time.
 
-        Allocations from before the profile are not among them: :meth:`unknown_bytes` is their size.
+        Allocations from before the profile are not included; :meth:`unknown_bytes` is their size.
 
         Parameters
         ----------
         at_us
-            Time in the profile; by default the peak.
+            Time in the profile; by default, the time of the peak.
 
         Returns
         -------
         tuple[LiveAllocation, ...]
-            The largest first; of equal ones, the oldest.
+            The allocations, largest first; equal ones are sorted by age, oldest first.
 
         Raises
         ------
         RollerError
-            The profile does not give addresses, as in old versions of PyTorch.
+            If the profile does not give addresses, as in old versions of PyTorch.
         """
         if len(self._addresses) and not self._has_addresses:
             raise RollerError(
@@ -152,11 +152,11 @@ class MemoryCurve:
         Parameters
         ----------
         counts
-            Numbers of events, ascending.
+            Numbers of events, in ascending order.
         name
-            Maps the context of an allocation to a name; allocations of one name are summed.
+            Maps the context of an allocation to a name; allocations with the same name are summed.
         most
-            Most names to yield at a time.
+            Maximum number of names to yield at a time.
         """
         sizes, addresses = self._sizes.tolist(), self._addresses.tolist()
         live: dict[int, int] = {}
@@ -184,12 +184,12 @@ class MemoryCurve:
         return bool((self._addresses != UNSAID).all())
 
     def unknown_bytes(self, at_us: float | None = None) -> int:
-        """Return the allocated bytes without those of :meth:`live` allocations: those from before the profile.
+        """Return the allocated bytes that are not in :meth:`live` allocations: bytes from before the profile.
 
         Raises
         ------
         RollerError
-            The profile does not give addresses or allocated bytes, as in old versions of PyTorch.
+            If the profile does not give addresses or allocated bytes, as in old versions of PyTorch.
         """
         live = sum(x.size_bytes for x in self.live(at_us))
         if not self.is_absolute:
@@ -203,7 +203,7 @@ class MemoryCurve:
 
 @gc_paused()
 def memory_curves(profile: Profile) -> tuple[MemoryCurve, ...]:
-    """Return the memory of each device of a profile, devices before the CPU.
+    """Return the memory of each device in a profile, the CPU last.
 
     Parameters
     ----------
@@ -213,12 +213,12 @@ def memory_curves(profile: Profile) -> tuple[MemoryCurve, ...]:
     Returns
     -------
     tuple[MemoryCurve, ...]
-        One curve for each device with records; none for a profile without ``profile_memory=True``.
+        One curve for each device with records; empty for a profile without ``profile_memory=True``.
 
     Raises
     ------
     RollerError
-        The profile was read without its records of memory.
+        If the profile was read without its memory records.
     """
     records = profile.memory
     if records is None:
@@ -232,7 +232,7 @@ def memory_curves(profile: Profile) -> tuple[MemoryCurve, ...]:
 
 
 def _contexts_of_allocations(records: MemoryRecords, events: list[Event]) -> dict[int, TaskContext]:
-    """Return the context of each record that allocates, by its index."""
+    """Return the context of each allocating record by its index."""
     lanes, made = list(records.lane_names), [n for n, size in enumerate(records.sizes_bytes) if size > 0]
     calls = [Event(MEMORY, "call", records.times_us[n], 0.0, lanes[records.lanes[n]], None, {}) for n in made]
     return dict(zip(made, contexts_of_calls(calls, events), strict=True))

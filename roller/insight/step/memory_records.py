@@ -1,4 +1,4 @@
-"""Records of allocations and frees in a profile, stored in few bytes each while the profile is read."""
+"""Records of allocations and frees in a profile, stored in a few bytes each while the profile is read."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MOST_DEVICES = 1 << 10
 
 
 def thread_lane(row: Mapping[str, Any]) -> str:
-    """Return the lane name of an event on a thread."""
+    """Return the lane name for an event on a thread."""
     return f"process {row['pid']}, thread {row['tid']}"
 
 
 class MemoryRecords:
-    """The records of all devices, in the order of the file, 54 bytes each."""
+    """The records of all devices in file order, 54 bytes each."""
 
     def __init__(self) -> None:
-        # Sizes are negative for frees. Addresses and totals are :data:`UNSAID` where old versions of PyTorch do not
+        # Sizes are negative for frees. Addresses and totals are :data:`UNSAID` if an old version of PyTorch does not
         # give them. ``order`` numbers the profiler's events, and orders records of the same time. ``devices`` and
         # ``lanes`` are values of ``device_names`` (type and number -> index) and ``lane_names`` (thread -> index).
         self.times_us = array("d")
@@ -39,7 +39,7 @@ class MemoryRecords:
         return len(self.times_us)
 
     def add(self, row: Mapping[str, Any]) -> str:
-        """Add a record; return why a damaged one is skipped, else ``""``."""
+        """Add a record; return why it is skipped if it is damaged, otherwise ``""``."""
         try:
             said = row["args"]
             time_us, size = float(row["ts"]), _whole(said["Bytes"])
@@ -64,7 +64,7 @@ class MemoryRecords:
 
 
 def _whole(value: Any) -> int:
-    """Return an integer of a record; raise ``ValueError`` if it is out of range."""
+    """Return an integer from a record; raise ``ValueError`` if it is out of range."""
     number = int(value)
     if not -_MOST < number < _MOST:
         raise ValueError(f"{number}")

@@ -1,4 +1,4 @@
-"""Detection of GPU profiles without device events, which must not be taken for runs on a CPU."""
+"""Detection of GPU profiles without device events, which must not be mistaken for runs on a CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def missing_events_notes(profile: Profile) -> tuple[str, ...]:
 
 
 def _count_launches(profile: Profile) -> tuple[int, int]:
-    """Return the numbers of kernel launches, without captured ones, and of launches whose kernel is missing."""
+    """Return the number of kernel launches, excluding captured ones, and the number of launches without a kernel."""
     launched = {e.correlation for e in profile.events if e.kind in DEVICE_KINDS}
     kernels = {e.correlation for e in profile.events if e.kind in ("kernel", "collective")}
     calls = [e for e in profile.events if e.kind == "call"]

@@ -1,4 +1,4 @@
-"""Time of CPU only, device only, and both in a simulated step."""
+"""Time on the CPU only, on the device only, and on both in a simulated step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller.insight.step.simulate import Timeline
 
 @dataclass(frozen=True)
 class Overlap:
-    """Time of CPU only, device only, and both; the three sum to the total."""
+    """Time on the CPU only, on the device only, and on both; the three add up to the total."""
 
     #: No device runs a task.
     cpu_only_us: float
@@ -27,7 +27,7 @@ class Overlap:
 
 
 def overlap(graph: StepGraph, timeline: Timeline) -> Overlap:
-    """Return the overlap of CPU and device; a gap between calls is CPU work, a wait within a call is not."""
+    """Return the overlap of CPU and device; a gap between calls counts as CPU work, a wait within a call does not."""
     device = _union_of_spans((timeline.start_us[t.id], timeline.end_us[t.id]) for t in graph.tasks if t.on_device)
     waits = {
         t.id: (timeline.start_us[t.id], max(timeline.start_us[t.id], timeline.end_us[t.id] - t.duration_us))

@@ -1,4 +1,4 @@
-"""Dtypes by their names in profiles: C++ types of operators, and a communication library's names."""
+"""Dtypes by their names in profiles: C++ types of operators, and names used by a communication library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS: Mapping[str, str] = {
 
 
 def dtype_from_profile_name(word: str) -> str:
-    """Return the dtype with this name in profiles; an unknown name is returned unchanged.
+    """Return the dtype with this name in profiles; return an unknown name unchanged.
 
     Examples
     --------
@@ -27,5 +27,5 @@ def dtype_from_profile_name(word: str) -> str:
 
 
 def element_bytes(word: str, unknown: int = 0) -> int:
-    """Return the bytes per element of a dtype's name in profiles; ``unknown`` for an unknown name."""
+    """Return the bytes per element for a dtype's name in profiles; ``unknown`` for an unknown name."""
     return DTYPE_BYTES.get(dtype_from_profile_name(word), unknown)

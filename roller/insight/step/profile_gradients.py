@@ -1,4 +1,4 @@
-"""Gradients of a profile: their sizes, and the tasks after which they are ready."""
+"""Gradients in a profile: their sizes, and the tasks after which they are ready."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.insight.trace.gradient_buckets import Gradient
 
 #: Operator that ends the backward pass of every parameter with a gradient.
 _SUMS = "torch::autograd::AccumulateGrad"
-#: Bytes per element in older profiles, which have no dtypes: those of float32.
+#: Bytes per element in older profiles, which have no dtypes: the bytes of float32.
 _UNSAID_BYTES = 4
 
 
@@ -37,7 +37,7 @@ def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Ta
 
 
 def _last_launched(calls: Sequence[TaskDraft]) -> Iterator[TaskDraft | None]:
-    """Yield for each call the last device task that it, or else an earlier call, launched."""
+    """Yield for each call the last device task launched by this call, or else by an earlier one."""
     task = None
     for call in calls:
         task = call.last or task

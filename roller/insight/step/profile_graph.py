@@ -1,4 +1,4 @@
-"""The graph of a profile: one launch latency and one gap per device, and a dependency for every wait."""
+"""The graph of a profile: one launch latency and one gap per device, and a dependency for each wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAUSE_US = 200.0
 def build_graph(
     events: Iterable[Event], *, rank: int = 0, name: str = "profile", overhead_us: float | None = None
 ) -> StepGraph:
-    """Return the graph of one process's profile."""
+    """Return the graph for one process's profile."""
     rows = list(events)
     builder = _Builder(rows, rank)
     graph = builder.build(name)
@@ -47,7 +47,7 @@ def build_graph(
 def _recording_overheads(
     events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]], each_us: float
 ) -> dict[int, tuple[float, float]]:
-    """Return the recording overhead within and after every call: ``each_us`` per event that begins there."""
+    """Return the recording overhead within and after each call: ``each_us`` per event that begins there."""
     begins: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.kind in ("operator", "mark", "call"):
@@ -96,7 +96,7 @@ class _Builder:
         self.sync_events = SyncEvents([e for e in events if e.kind == "wait"], self.streams, self.call_of)
 
     def _calls_by_thread(self, calls: Sequence[Event], where: Sequence[TaskContext]) -> Mapping[str, list[TaskDraft]]:
-        """Return the calls by thread; a nested call, with its launches, is part of the outer call."""
+        """Return the calls by thread; a nested call and its launches are part of the outer call."""
         threads: dict[str, list[TaskDraft]] = defaultdict(list)
         ordered = sorted(range(len(calls)), key=lambda n: (calls[n].start_us, -calls[n].duration_us, calls[n].name))
         for event, context in ((calls[n], where[n]) for n in ordered):
@@ -133,7 +133,7 @@ class _Builder:
         return streams
 
     def forget_ties(self) -> None:
-        """Clear references between drafts, so that all are freed at once without the garbage collector."""
+        """Clear references between drafts, so that all can be freed at once without the garbage collector."""
         for item in self.items:
             item.call = item.last = item.previous = None
 
@@ -168,7 +168,7 @@ class _Builder:
         self.dependencies.append(Dependency(source.id, of_end, target.id, to_end, lag, because))
 
     def _add_synchronisations(self, order: DeviceOrder) -> None:
-        """Make the end of every waiting call depend on its tasks; its duration is the time to return."""
+        """Make the end of each waiting call depend on its tasks; its duration is the time to return."""
         copies: dict[int, list[TaskDraft]] = defaultdict(list)
         for item in order.by_end:
             if item.call is not None and item.kind in ("copy", "set"):
@@ -191,7 +191,7 @@ class _Builder:
                 call.unexplained, call.own = call.own - _RETURN_US, _RETURN_US
 
     def _add_queue_dependencies(self) -> None:
-        """Make a launch depend on the earlier task whose end frees a place in the launch queue."""
+        """Make a launch depend on the earlier task whose end frees a slot in the launch queue."""
         # If the profile shows that the launch did not wait, the queue is longer.
         for own in self.streams.values():
             for task, later in zip(own, own[load_host_costs().launch_queue_places :], strict=False):
@@ -233,7 +233,7 @@ _KINDS: Mapping[str, Kind] = {"call": "launch", "mark": "data"}
 
 
 def _loading_events(events: Sequence[Event], calls: Sequence[Event]) -> list[Event]:
-    """Return the marks of batch loading on the threads of the calls, which become tasks."""
+    """Return the marks of batch loading on the threads of the calls; these marks become tasks."""
     # A mark that contains calls to the device is left out: it is only the context of these calls.
     starts: dict[str, list[float]] = {}
     for call in sorted(calls, key=lambda e: e.start_us):

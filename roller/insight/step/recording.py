@@ -1,4 +1,4 @@
-"""Recording of a profile of a few training steps, with the marks that what-ifs need: steps, layers, shapes."""
+"""Recording of a profile of a few training steps, with the marks that what-ifs need: steps, layers and shapes."""
 
 # The loop runs some steps to warm up, some that are only timed, and some under PyTorch's profiler. The difference is
 # the overhead of recording, which the profile contains, so that it can be subtracted.
@@ -24,7 +24,7 @@ _RECORDED = re.compile(r'"cat":\s*"(cpu_op|user_annotation|cuda_runtime|cuda_dri
 
 
 class Recorder:
-    """Recorder of a profile, returned by :func:`record`: it counts steps, and stops after enough of them."""
+    """Recorder for a profile, returned by :func:`record`: it counts steps and stops after enough of them."""
 
     def __init__(self, path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3) -> None:
         for name, value, least in (("warmup", warmup, 0), ("timed", timed, 0), ("steps", steps, 1)):
@@ -50,11 +50,11 @@ class Recorder:
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps were recorded; later steps are ignored."""
+        """Whether all steps have been recorded; later steps are ignored."""
         return self.seen >= self.warmup + self.timed + self.steps
 
     def __enter__(self) -> Recorder:
-        """Begin to count steps; an optimizer's step ends one."""
+        """Start counting steps; an optimizer's step ends a step."""
         try:
             import torch
             from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -73,7 +73,7 @@ class Recorder:
         return self
 
     def step(self) -> None:
-        """End a step explicitly; from then on, steps of optimizers are not counted."""
+        """End a step explicitly; from then on, optimizer steps are not counted."""
         self._by_hand = True
         self._end_step()
 
@@ -98,7 +98,7 @@ class Recorder:
         self._began = time.perf_counter()
 
     def _start_profiler(self) -> None:
-        """Start the profiler and begin to mark modules."""
+        """Start the profiler and begin marking modules."""
         from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
@@ -121,7 +121,7 @@ class Recorder:
             self._write_with_overhead(plain)
 
     def _write_with_overhead(self, plain: Path) -> None:
-        """Write the profile with the overhead of recording, which is known only at the end."""
+        """Write the profile with the recording overhead, which is known only at the end."""
         text = plain.read_text(encoding="utf-8")
         said = ""
         if self.plain_s:
@@ -137,7 +137,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop; raise an error for too few steps, unless the loop itself failed."""
+        """Stop; raise an error if there were too few steps, unless the loop itself failed."""
         started, done = self._profiler is not None, self.is_done
         if started and not done:
             for remove in self._removes[1:]:
@@ -161,19 +161,19 @@ def record(path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3)
     path
         File of the profile: ``.json`` or ``.json.gz``.
     warmup, timed, steps
-        Steps to warm up, to time, and to record; the loop must run at least their sum. An optimizer's ``step``, or the
-        recorder's own ``step()``, ends a step.
+        Numbers of steps to warm up, to time and to record; the loop must run at least their sum. An optimizer's
+        ``step``, or the recorder's own ``step()``, ends a step.
 
     Raises
     ------
     RollerError
-        PyTorch is missing, the path is invalid, or the loop ended too soon.
+        If PyTorch is missing, the path is invalid, or the loop ended too soon.
     """
     return Recorder(path, warmup=warmup, timed=timed, steps=steps)
 
 
 def _mark_modules(torch: Any) -> Iterator[Callable[[], None]]:
-    """Mark every module's run with its path, and yield the functions that remove the hooks."""
+    """Mark every run of a module with its path, and yield the functions that remove the hooks."""
     # A module that runs outside all others is the root of its submodules; its path is empty, as in ``named_modules``.
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 

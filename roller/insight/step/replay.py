@@ -1,4 +1,4 @@
-"""Replay of a profile: its graph is simulated, and the simulated time compared with that of the profile."""
+"""Replay of a profile: its graph is simulated, and the simulated time is compared with the profile's time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.step.steady_step import step_times_us
 from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, explained_part, is_replay_off, unexplained_waits
 
-#: Most unexplained waits, the longest ones, in the JSON data.
+#: Maximum number of unexplained waits in the JSON data, which contains the longest ones.
 _MOST_WAITS = 20
 
 
@@ -41,7 +41,7 @@ class Replay:
     #: Share of the profile's time in unexplained waits, which the replay leaves out.
     unexplained_share: float
     overlap: Overlap
-    #: Every lane, those with most of the critical path first.
+    #: All lanes, ordered by their share of the critical path.
     lanes: tuple[LanePart, ...]
 
     @property
@@ -51,7 +51,7 @@ class Replay:
 
     @property
     def is_explained(self) -> bool:
-        """Whether changes of this profile can be predicted."""
+        """Whether changes to this profile can be predicted."""
         is_known = self.unexplained_share <= MOST_UNEXPLAINED and not self.graph.incomplete
         return is_known and not is_replay_off(self.graph, self.replayed_us)
 
@@ -65,17 +65,17 @@ class Replay:
 
     @property
     def iteration_us(self) -> float:
-        """Time of a steady step of the replay."""
+        """Time of a steady step in the replay."""
         return median(step_times_us(self.graph, self.timeline.start_us, self.timeline.end_us))
 
     @cached_property
     def phases(self) -> tuple[BreakdownRow, ...]:
-        """Cost of every phase of the step, by its share of the critical path."""
+        """Cost of each phase of the step, ordered by its share of the critical path."""
         return breakdown(self.graph, self.timeline, "phase")
 
     @cached_property
     def layers(self) -> tuple[BreakdownRow, ...]:
-        """Cost of every layer, by its share of the critical path."""
+        """Cost of each layer, ordered by its share of the critical path."""
         return breakdown(self.graph, self.timeline, "module")
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,11 +115,11 @@ def from_kineto(
     Parameters
     ----------
     paths
-        Kineto's JSON, plain or gzipped; for a job of several processes one file per rank, in order.
+        Kineto's JSON, plain or gzipped; for a job with several processes, one file per rank, in order.
     device
-        Device of the profile: its model prices new and changed kernels.
+        Device of the profile; its model prices new and changed kernels.
     measured_us
-        Microseconds of kernels that were measured elsewhere, by the names that what-ifs give them: they take precedence
+        Microseconds of kernels that were measured elsewhere, by the names that what-ifs give them; they take precedence
         over predictions.
     prices
         Former name of ``measured_us``.
@@ -127,9 +127,9 @@ def from_kineto(
     Raises
     ------
     ArtifactError
-        A file is not a profile.
+        If a file is not a profile.
     RollerError
-        No file is named, ranks share no collective, the device is unknown, or its kind is not the profile's.
+        If no file is named, ranks do not share a collective, the device is unknown, or its kind is not the profile's.
     """
     from roller.arguments import target_of
 
@@ -167,7 +167,7 @@ def graph_of_profile(profile: Profile, name: str, rank: int = 0) -> StepGraph:
 
 
 def _check_device_kind(graph: StepGraph, spec: DeviceSpec) -> None:
-    """Raise an error for a GPU if the profile has no GPU tasks, and for a CPU if it has some."""
+    """Raise an error for a GPU if the profile has no GPU tasks, and for a CPU if the profile has GPU tasks."""
     if (graph.has_device or bool(graph.incomplete)) != spec.traits.blocks:
         gpu = "a GPU, whose kernels it has" if graph.has_device else "a GPU, whose events are missing"
         own = "a processor: no task of it ran on a GPU" if spec.traits.blocks else gpu
@@ -178,7 +178,7 @@ def _check_device_kind(graph: StepGraph, spec: DeviceSpec) -> None:
 
 
 def replay(graph: StepGraph) -> Replay:
-    """Simulate a graph, and compare its time with that of the profile.
+    """Simulate a graph, and compare the simulated time with the profile's time.
 
     Examples
     --------

@@ -27,7 +27,7 @@ class Timeline:
 
 @gc_paused()
 def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> Timeline:
-    """Simulate a graph, deterministically."""
+    """Simulate a graph deterministically."""
     # Among tasks that could start on a lane at the same time, the one with the smallest ``policy``, then with the
     # smallest id, goes first; without a policy the graph's own applies, or the tasks' priority. A task whose end waits
     # for another occupies its lane until then.
@@ -38,7 +38,7 @@ def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> T
 
 
 def _simulate_in_id_order(graph: StepGraph) -> Timeline | None:
-    """Simulate a graph if ids are a topological order and the order of every lane; else return ``None``."""
+    """Simulate a graph if ids give a topological order and the order on every lane; otherwise return ``None``."""
     follows: set[tuple[int, int]] = set()
     of: dict[int, list[Dependency]] = {}
     for d in graph.dependencies:
@@ -101,7 +101,7 @@ class _Run:
             lane = self.graph.tasks[number].lane
             if lane in self.held:
                 self.queued.setdefault(lane, []).append(number)
-            elif at < self.free.get(lane, at):  # the lane is still occupied; other tasks may be ready later, too
+            elif at < self.free.get(lane, at):  # the lane is still occupied; other tasks may also be ready later
                 self._push_ready(number)
             else:
                 self._start_task(number, at)

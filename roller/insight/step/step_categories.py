@@ -1,9 +1,9 @@
 """The time of each step in eight categories, as in the overview of PyTorch's TensorBoard plugin."""
 
 # Every instant of a step belongs to the first active category of :data:`CATEGORIES`, or to the last one if none is
-# active. The order is that of ``ProfileRole`` in ``torch_tb_profiler/profiler/event_parser.py`` of pytorch/kineto
-# (``tb_plugin``, removed since): Kernel, Memcpy, Memset, Communication, Runtime, DataLoader, CpuOp, Other.
-# Active are: tasks of devices (a kernel of a communication library is communication), calls of the runtime and of the
+# active. The order follows ``ProfileRole`` in ``torch_tb_profiler/profiler/event_parser.py`` of pytorch/kineto
+# (``tb_plugin``, removed since): Kernel, Memcpy, Memset, Communication, Runtime, DataLoader, CpuOp, Other. Active
+# events are: tasks of devices (a kernel of a communication library is communication), calls of the runtime and of the
 # driver (the plugin left out the driver's), marks of batch loading, marks that libraries set around communication, and,
 # as operators, all other operators and marks. Frames of modules are not operators, as in the plugin.
 
@@ -38,16 +38,16 @@ _FULL = 0.8
 
 @dataclass(frozen=True)
 class CategorizedStep:
-    """A step, and its time by category.
+    """A step and its time by category.
 
     Parameters
     ----------
     name
-        Name of its mark; ``""`` for a profile without marks, which is one step.
+        Name of the step's mark; ``""`` for a profile without marks, which is one step.
     start_us, end_us
         Times in the profile.
     category_us
-        Microseconds of each of :data:`CATEGORIES`; they sum to ``duration_us``.
+        Microseconds in each of :data:`CATEGORIES`; they add up to ``duration_us``.
     """
 
     name: str
@@ -78,12 +78,12 @@ class StepCategories:
 
     @property
     def mean_us(self) -> Mapping[Category, float]:
-        """Mean of each category over the steps; the means sum to the mean step."""
+        """Mean of each category over the steps; the means add up to the mean step."""
         return {name: fmean(step.category_us[name] for step in self.steps) for name in CATEGORIES}
 
     @property
     def median_us(self) -> Mapping[Category, float]:
-        """Median of each category over the steps; medians need not sum to the median step."""
+        """Median of each category over the steps; the medians need not add up to the median step."""
         return {name: median(step.category_us[name] for step in self.steps) for name in CATEGORIES}
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,9 +101,9 @@ def step_categories(profile: Profile | Iterable[Event]) -> StepCategories:
     """Return the time of each step of a profile by category.
 
     A step begins at its ``ProfilerStep`` mark, or when the previous step ends, and ends with its mark, or with the last
-    device task that a call within the mark launched, as in the plugin. Final steps that launched nothing, and one that
-    launched much less than the step before, are omitted, as in the plugin, and noted: their device tasks may be
-    missing. A profile without marks is one step, from its first event to its last.
+    device task that a call within the mark launched, as in the plugin. As in the plugin, final steps that launched
+    nothing, and a final step that launched much less than the step before it, are omitted and noted, since their device
+    tasks may be missing. A profile without marks is one step, from its first event to its last.
 
     Parameters
     ----------
@@ -113,12 +113,12 @@ def step_categories(profile: Profile | Iterable[Event]) -> StepCategories:
     Returns
     -------
     StepCategories
-        The categories of each step sum to its time, up to the rounding of one sum.
+        The steps by category; the categories of each step add up to its time, within the rounding of one sum.
 
     Raises
     ------
     RollerError
-        There are no events.
+        If there are no events.
 
     Examples
     --------
@@ -177,7 +177,7 @@ def _category(event: Event) -> Category | None:
 
 
 def _union(spans: _Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the union of spans as sorted starts and ends, of which no two touch."""
+    """Return the union of spans as sorted starts and ends, in which no two spans touch."""
     starts, ends = np.asarray(spans.starts), np.asarray(spans.ends)
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
@@ -188,7 +188,7 @@ def _union(spans: _Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def _sweep(
     unions: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], bounds: Sequence[float]
 ) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-    """Return all times at which a span begins or ends, and the category between each and the next."""
+    """Return all times at which a span begins or ends, and the category between each time and the next."""
     times = np.unique(np.concatenate([*(part for union in unions for part in union), np.asarray(bounds)]))
     first = np.full(max(0, len(times) - 1), len(CATEGORIES) - 1, dtype=np.int8)
     for number in reversed(range(len(unions))):
@@ -229,7 +229,7 @@ def _steps(events: Sequence[Event]) -> tuple[list[_Step], tuple[str, ...]]:
 
 
 def _steps_of_launches(events: Sequence[Event], steps: Sequence[_Step]) -> dict[int, int]:
-    """Map the correlation of each call to the step whose mark contains the whole call."""
+    """Map the correlation id of each call to the step whose mark contains the whole call."""
     starts, found = [step.start_us for step in steps], dict[int, int]()
     for call in events:
         if call.kind == "call" and call.correlation is not None:

@@ -1,6 +1,6 @@
-"""Synchronization events of a profile: the event each stream waits for, and the tasks each call waits for.
+"""Synchronization events in a profile: the event for which each stream waits, and the tasks for which each call waits.
 
-An event is a dependency even if no task had to wait: after a change, one may have to.
+An event is a dependency even if no task had to wait, since a task may have to wait after a change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EARLY_US = 5.0
 
 
 class SyncEvents:
-    """The synchronizations of a profile, by its calls and its records of waits (CUDA's since 2024)."""
+    """The synchronizations in a profile, from its calls and its wait records (recorded by CUDA since 2024)."""
 
     def __init__(
         self, waits: Iterable[Event], streams: Mapping[str, Sequence[TaskDraft]], call_of: Mapping[int, TaskDraft]
@@ -35,7 +35,7 @@ class SyncEvents:
         self.of_call = {e.correlation: e.arguments for e in self.waits if e.correlation is not None}
 
     def stream_waits(self) -> dict[int, list[TaskDraft]]:
-        """Map each waiting device task, by id, to the tasks on other streams that it waits for."""
+        """Map each waiting device task, by id, to the tasks on other streams for which it waits."""
         found: dict[int, list[TaskDraft]] = {}
         for event in sorted(self.waits, key=lambda e: (e.start_us, e.correlation or 0)):
             call = self.call_of.get(-1 if event.correlation is None else event.correlation)
@@ -53,7 +53,7 @@ class SyncEvents:
         return found
 
     def tasks_awaited_by_call(self, call: TaskDraft, until: float) -> list[TaskDraft]:
-        """Return the tasks that a synchronizing call waits for, without those that end after ``until``."""
+        """Return the tasks for which a synchronizing call waits, excluding those that end after ``until``."""
         said = self.of_call.get(-1 if call.correlation is None else call.correlation, {})
         if any(name in call.name for name in _WHOLE_DEVICE):
             lanes = list(self.issued)
@@ -69,7 +69,7 @@ class SyncEvents:
         return [task for task in last if task is not None and task.end <= until]
 
     def _last_task_before_record(self, said: Mapping[str, Any]) -> TaskDraft | None:
-        """Return the last task that was issued to a stream before an event was recorded on it."""
+        """Return the last task issued to a stream before an event was recorded on that stream."""
         record = self.call_of.get(_int_or_minus_1(said.get("wait_on_cuda_event_record_corr_id")))
         return (
             None if record is None else self._last_task_before(_stream_lane_name(said, "wait_on_stream"), record.start)

@@ -1,4 +1,4 @@
-"""The position of each call in the step: the marks and operators around it on its thread."""
+"""The position of each call in the step: the marks and operators around the call on its thread."""
 
 # A backward operator shares a sequence number, and so the layer, with its forward operator; the accumulation of
 # gradients has the layer of the previous operator; a device task has the context of its call.
@@ -58,7 +58,7 @@ def contexts_of_calls(calls: Sequence[Event], events: Sequence[Event]) -> list[T
 
 
 class _Places:
-    """Finds the open marks of each thread, and the layer of each forward sequence number."""
+    """Finds the open marks on each thread, and the layer for each forward sequence number."""
 
     def __init__(self, calls: Sequence[Event], around: Sequence[Event]) -> None:
         self.calls, self.around = calls, around
@@ -94,7 +94,7 @@ class _Places:
                 self.found[n] = self._context_within(self.calls[n], outer) if own else outer
 
     def _context_outside_marks(self, start: float) -> TaskContext:
-        """Return the context of a call outside all marks: on the training thread, the forward."""
+        """Return the context of a call outside all marks; on the training thread, this is the forward."""
         if not self.starts:
             return TaskContext(0, "forward")
         step = bisect_right(self.starts, start) - 1
@@ -126,7 +126,7 @@ class _Places:
 
 @lru_cache(maxsize=4096)
 def _phase_of_mark(name: str) -> Phase | None:
-    """Return the phase that a mark or an operator begins; ``None`` for a module."""
+    """Return the phase that begins with a mark or an operator; ``None`` for a module."""
     if name.startswith(MODULE):
         return None
     return next((phase for phase, pattern in _PHASES if pattern.match(name)), None)

@@ -44,7 +44,7 @@ class TaskDraft:
         self.last: TaskDraft | None = None  # of a call, the last device task it launched
 
     def follow_task(self, previous: TaskDraft) -> None:
-        """Clip the start to the end of the previous task, since older profiles have whole microseconds."""
+        """Clip the start to the end of the previous task, since older profiles have a resolution of one microsecond."""
         self.previous = previous
         if self.start < previous.end:
             self.start, self.end = previous.end, max(self.end, previous.end)
@@ -59,7 +59,7 @@ def _moved_bytes(event: Event) -> int:
 
 
 def _parse_count(value: Any) -> int:
-    """Return a number of a profile, which may be text; 0 if it is invalid."""
+    """Return a number from a profile, which may be text; return 0 if it is invalid."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

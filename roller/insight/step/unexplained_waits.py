@@ -1,4 +1,4 @@
-"""Waits of a profile without a known cause, and the part of a profile that is explained."""
+"""Waits in a profile that have no known cause, and the part of a profile that is explained."""
 
 # A profile is cut only at its beginning, where the device still ran work that was queued before the first record or the
 # first marked step. Such work is not in the profile, so waits for it cannot be explained.
@@ -21,7 +21,7 @@ MOST_ERROR = 0.05
 
 
 def is_replay_off(graph: StepGraph, replayed_us: float) -> bool:
-    """Return whether the time of a replay differs from the profile's, beyond unexplained waits."""
+    """Return whether the time of a replay differs from the profile's time by more than the unexplained waits."""
     measured, unexplained = graph.measured_us, graph.unexplained_share
     error = replayed_us / measured - 1.0 if measured else 0.0
     return replayed_us > 0.0 and (error > MOST_ERROR or error < -unexplained - MOST_ERROR)
@@ -48,12 +48,12 @@ class Wait:
 
 #: Largest share of a profile's device time before the end of a wait for earlier work.
 _DONE = 0.05
-#: Most characters of a kernel's name in a message.
+#: Maximum length of a kernel's name in a message, in characters.
 _LONGEST = 48
 
 
 def unexplained_waits(graph: StepGraph) -> tuple[Wait, ...]:
-    """Return the unexplained waits of a graph, the longest first."""
+    """Return the unexplained waits in a graph, longest first."""
     late = sorted((t for t in graph.tasks if t.unexplained_us > 0.0), key=lambda t: (-t.unexplained_us, t.id))
     return tuple(_wait_of_task(t) for t in late)
 
@@ -64,14 +64,14 @@ def _wait_of_task(task: Task) -> Wait:
 
 
 def describe_longest_waits(graph: StepGraph, most: int = 3) -> str:
-    """Return the longest unexplained waits in words: stream, time span, and the task that waited."""
+    """Return the longest unexplained waits in words: the stream, the time span, and the task that waited."""
     found = unexplained_waits(graph)
     said = "; ".join(str(wait) for wait in found[:most])
     return said + (f"; and {len(found) - most} shorter ones" if len(found) > most else "")
 
 
 def explained_part(graph: StepGraph) -> StepGraph:
-    """Return a profile without its beginning, and with a note, if that explains it; else unchanged."""
+    """Return a profile without its beginning, and with a note, if that explains it; otherwise, return it unchanged."""
     if graph.unexplained_share <= MOST_UNEXPLAINED:
         return graph
     for since, first_step, why in sorted(_possible_cuts(graph), key=lambda cut: cut[0]):
@@ -105,7 +105,7 @@ def _end_of_profile(graph: StepGraph) -> float:
 
 
 def _cut_at_step(steps: dict[int, float], since: float, why: str) -> tuple[float, int, str]:
-    """Return a cut at the beginning of the next step, or within the last step if no other follows."""
+    """Return a cut at the beginning of the next step, or within the last step if no other step follows."""
     later = [(at, step) for step, at in steps.items() if at >= since]
     at, step = min(later) if later else (since, max(steps, default=0))
     until = f", up to the profile's step {step}," if later and len(steps) > 1 else ""
@@ -132,7 +132,7 @@ def _wait_for_earlier_work(graph: StepGraph) -> Wait | None:
 
 
 def drop_start(graph: StepGraph, since_us: float, first_step: int = 0) -> StepGraph:
-    """Return a profile from a time on; earlier tasks are dropped, running ones are clipped."""
+    """Return a profile from a given time on; earlier tasks are dropped, and running ones are clipped."""
     # Tasks of steps before ``first_step`` then belong to no step.
     kept = [t for t in graph.tasks if t.measured_end_us > since_us or t.measured_start_us >= since_us]
     new = {t.id: n for n, t in enumerate(kept)}

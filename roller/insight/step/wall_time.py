@@ -1,4 +1,4 @@
-"""Division of a step's wall time among its tasks: each instant belongs to one task, so all parts sum to the step."""
+"""Division of a step's wall time among its tasks: each instant belongs to one task, so all parts add up to the step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def wall_time_us(
     graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float], tasks: Sequence[Task] | None = None,
     within: Sequence[_Span] | None = None,
 ) -> tuple[dict[int, float], float]:  # fmt: skip
-    """Return the wall time of each task, and the rest, in which no task runs.
+    """Return the wall time of each task, and the remaining time, in which no task runs.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def wall_time_us(
 
 
 def _gaps(spans: Sequence[_Span]) -> list[_Span]:
-    """Return the times outside spans."""
+    """Return the times outside the spans."""
     ends, starts = [-math.inf, *(b for _, b in spans)], [*(a for a, _ in spans), math.inf]
     return [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
@@ -58,7 +58,7 @@ def _classes(tasks: Sequence[Task]) -> tuple[list[Task], ...]:
 
 
 def _parts_not_covered(spans: Sequence[tuple[float, float, int]], covered: Sequence[_Span]) -> dict[int, float]:
-    """Return the length of each span beyond earlier spans and outside the covered ones."""
+    """Return the length of each span outside earlier spans and outside the covered ones."""
     found: dict[int, float] = {}
     at, own_end = 0, -math.inf
     for start, end, number in spans:

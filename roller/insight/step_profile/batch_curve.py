@@ -1,4 +1,4 @@
-"""Throughput and memory of a step as functions of its batch size: a line through three batches, and more points."""
+"""Throughput and memory of a step as functions of its batch size: a line through three batches, and further points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.errors import NoCandidateError, RollerError, shown
 STEPS = (100, 20, 10, 5, 1)
 #: Largest share of memory that the batches of the largest difference may take.
 SMALL = 0.1
-#: Relative errors of the time line and the memory line at a batch above which the line does not hold there.
+#: Relative errors of the time line and the memory line beyond which the line does not hold at a batch.
 APART, APART_BYTES = 0.05, 0.02
 #: Largest growth of time over the three batches, relative to the constant, that counts as rounding.
 _NOISE = 1e-6
@@ -33,7 +33,7 @@ class BatchPoint(NamedTuple):
     throughput
         Samples per second; 0 if the step does not fit.
     allocated_bytes, total_bytes
-        Peak bytes of the allocator, and of the process.
+        Peak bytes of the allocator and of the process.
     bound
         What limits the step, such as ``"device"``.
     peak_phase
@@ -71,7 +71,7 @@ class BatchLine(NamedTuple):
     holds: bool
 
     def iteration_s(self, batch: float) -> float:
-        """Return the seconds of a step at a batch."""
+        """Return the seconds per step at a batch."""
         return self.a * batch + self.b
 
     def throughput(self, batch: float) -> float:
@@ -80,7 +80,7 @@ class BatchLine(NamedTuple):
         return batch / took if took > 0 else 0.0
 
     def allocated_bytes(self, batch: float) -> float:
-        """Return the peak of allocated bytes at a batch."""
+        """Return the peak allocated bytes at a batch."""
         return self.c * batch + self.d
 
 
@@ -93,11 +93,11 @@ class BatchCurve:
     line
         Line through three batches; ``None`` if fewer than three fit.
     computed
-        All computed batches in ascending order, including those of the line.
+        All computed batches in ascending order, including the three batches of the line.
     largest
         Largest batch that fits; 0 if none fits or the search was skipped.
     notes
-        Sentences that name where the line does not hold, and why.
+        Sentences that say where and why the line does not hold.
     """
 
     line: BatchLine | None
@@ -107,10 +107,10 @@ class BatchCurve:
 
     @property
     def limit_by(self) -> Literal["line", "computed", ""]:
-        """Source of the throughput limit for large batches: the line, else the computed batches, or ``""``.
+        """Source of the throughput limit for large batches: the line, or else the computed batches, or ``""``.
 
-        The line is rejected if its time is off by more than 5 % at a computed batch above its own, or at one where, by
-        the line, returns diminish.
+        The line is rejected if its time is off by more than 5 % at a computed batch above its own batches, or at a
+        batch where returns diminish according to the line.
         """
         if self.line is not None and self.line.holds:
             knee = _knee_of_line(self.line)
@@ -121,12 +121,12 @@ class BatchCurve:
 
     @property
     def most_throughput(self) -> float:
-        """Limit of the line for large batches, ``1 / a`` samples per second; 0 where the line does not hold."""
+        """Limit of the line for large batches, ``1 / a`` samples per second; 0 if the line does not hold."""
         return 1.0 / self.line.a if self.line is not None and self.limit_by == "line" else 0.0
 
     @property
     def most_computed(self) -> BatchPoint | None:
-        """Computed batch with the highest throughput if :attr:`limit_by` is ``"computed"``; else ``None``."""
+        """Computed batch with the highest throughput if :attr:`limit_by` is ``"computed"``; otherwise ``None``."""
         if self.limit_by != "computed":
             return None
         return max((p for p in self.computed if p.fits), key=lambda p: p.throughput)
@@ -137,19 +137,19 @@ class BatchCurve:
         return next((p.throughput for p in self.computed if p.batch == self.largest), 0.0)
 
     def at(self, batch: int) -> BatchPoint | None:
-        """Return the computed point of a batch; ``None`` if there is none."""
+        """Return the computed point at a batch; ``None`` if there is none."""
         return next((p for p in self.computed if p.batch == batch), None)
 
     def diminishing_from(self) -> int:
         """Return the smallest batch ``x`` with ``T(2 x) / T(x) < 1.1``, where ``T`` is the throughput.
 
-        On the line, it is the first batch above ``4.5 b / a``. Where the line does not hold (:attr:`limit_by`), it is
-        the first computed batch whose double was also computed.
+        On the line, this is the first batch above ``4.5 b / a``. If the line does not hold (:attr:`limit_by`), it is
+        the first such computed batch whose double was also computed.
 
         Raises
         ------
         NoCandidateError
-            Neither the line nor the computed batches contain such a batch.
+            If neither the line nor the computed batches contain such a batch.
         """
         knee = None
         if self.line is not None and self.limit_by == "line":
@@ -170,14 +170,14 @@ class BatchCurve:
         return next((batch for batch, growth in pairs if growth < DIMINISHING), None)
 
     def batch_of_memory(self, allocated_bytes: float) -> int:
-        """Return the largest batch that the line predicts to allocate at most ``allocated_bytes``; at least 1.
+        """Return the largest batch that allocates at most ``allocated_bytes`` according to the line; at least 1.
 
         Raises
         ------
         NoCandidateError
-            There is no line, or memory does not grow with the batch.
+            If there is no line, or memory does not grow with the batch.
         RollerError
-            ``allocated_bytes`` is not a finite number.
+            If ``allocated_bytes`` is not a finite number.
         """
         _check_finite("batch_of_memory", "bytes", allocated_bytes)
         line = self._line()
@@ -188,14 +188,14 @@ class BatchCurve:
         return max(1, math.floor((allocated_bytes - line.d) / line.c))
 
     def batch_of_throughput(self, per_s: float) -> int:
-        """Return the smallest batch that the line predicts to reach a throughput; at least 1.
+        """Return the smallest batch that reaches a throughput according to the line; at least 1.
 
         Raises
         ------
         NoCandidateError
-            There is no line, no batch reaches the throughput, or the line does not hold at such batches.
+            If there is no line, no batch reaches the throughput, or the line does not hold at such batches.
         RollerError
-            ``per_s`` is not a finite number.
+            If ``per_s`` is not a finite number.
         """
         _check_finite("batch_of_throughput", "samples/s", per_s)
         line = self._line()
@@ -236,7 +236,7 @@ def _check_finite(where: str, unit: str, value: float) -> None:
 
 
 def fit_line(points: Sequence[BatchPoint]) -> BatchLine:
-    """Fit the lines of time and memory; if the time at batch 0 would be negative, ``b`` is 0 and ``holds`` false.
+    """Fit lines to time and memory; if the time at batch 0 would be negative, set ``b`` to 0 and ``holds`` to false.
 
     Examples
     --------
@@ -265,7 +265,7 @@ def batch_curve(
     point_at: Callable[[int], BatchPoint], batch: int, capacity_bytes: int, *, fixed_bytes: int = 0,
     largest: Callable[[], int] = lambda: 0, others: Callable[[int], Sequence[int]] = lambda largest: (),
 ) -> BatchCurve:  # fmt: skip
-    """Compute a step's curve: a line through three batches, and the batches of ``others`` and ``largest``."""
+    """Compute a step's curve: a line through three batches, and the batches ``others`` and ``largest``."""
     known: dict[int, BatchPoint] = {}
 
     def point(size: int) -> BatchPoint:
@@ -361,7 +361,7 @@ def _percent(by_line: float, computed: float) -> str:
 
 
 def _difference(words: str, name: str, off: Sequence[BatchPoint], line: BatchLine, points: Sequence[BatchPoint]) -> str:
-    """Return the property that sets the batches off the line apart from the sampled ones; ``""`` if none does."""
+    """Return the property that sets the batches off the line apart from the sampled ones; ``""`` if there is none."""
     sampled = {getattr(p, name) for p in points if p.batch in line.batches}
     others = {getattr(p, name) for p in off} - sampled
     if not others:

@@ -1,4 +1,4 @@
-"""Budgets of a profile: limits on the time and memory of a step, its modules and its lines."""
+"""Budgets for a profile: limits on the time and memory of a step, its modules and its lines."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _outer_modules(root: Node) -> Iterator[str]:
 
 
 def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
-    """Return the exceeded limits in the order of the budget; a step that does not fit exceeds all of them."""
+    """Return the exceeded limits in budget order; a step that does not fit exceeds all of them."""
     _check_made_for(profile, budget)
     found = []
     for limit in budget.limits:
@@ -201,7 +201,7 @@ def _check_made_for(profile: StepProfile, budget: Budget) -> None:
 
 
 def _in_words(one: Mapping[str, object], *both: Mapping[str, object]) -> str:
-    """Describe a step by its device, its batch, and the other fields in which both steps differ."""
+    """Describe a step by its device, its batch, and the other fields in which the two steps differ."""
     differs = {name for name in both[0] if both[0][name] != both[1][name]}
     count = f"{one['devices']}x" if "devices" in differs or one.get("devices", 1) != 1 else ""
     parts = [f"{count}{one.get('device') or ('device' if count else '')}"]
@@ -211,7 +211,7 @@ def _in_words(one: Mapping[str, object], *both: Mapping[str, object]) -> str:
 
 
 def changed_versions(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
-    """Return a sentence for each version in which a profile differs from that of its budget."""
+    """Return a sentence for each version in which a profile differs from its budget."""
     found = []
     for name, before in budget.made_with.items():
         now = profile.versions.get(name)
@@ -239,14 +239,14 @@ def _cost(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
 
 
 def _heaviest_line(profile: StepProfile, metric: str) -> str:
-    """Return the innermost line on the heaviest path, else the heaviest line alone, else line 1 of the file."""
+    """Return the innermost line on the heaviest path, or else the heaviest line alone, or else line 1 of the file."""
     way = profile.heaviest("time" if metric == "time_ms" else "memory")
     lines = [node.name for node in way if node.kind == "line"]
     if lines:
         return lines[-1]
     own: dict[str, float] = {}
     todo = [(profile.root, "")]
-    while todo:  # the heaviest node may be outside of all lines
+    while todo:  # the heaviest node may be outside all lines
         node, line = todo.pop()
         within = node.name if node.kind == "line" else line
         if within and not node.children:
@@ -270,7 +270,7 @@ def _cost_of_module(root: Node, name: str) -> tuple[float, int]:
 
 
 def _outermost(root: Node, name: str) -> Iterator[Node]:
-    """Yield the outermost nodes of a module; if it has no node of its own, those of its submodules."""
+    """Yield the outermost nodes of a module; if it has no node of its own, yield those of its submodules."""
     todo = [root]
     while todo:
         node = todo.pop()

@@ -1,4 +1,4 @@
-"""The difference between two profiles, by tree node and by line. All deltas are after minus before."""
+"""The difference between two profiles, by tree node and by line. Deltas are the value after minus the value before."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class NodeDifference:
-    """A node of one or both trees.
+    """A node in one or both trees.
 
     Parameters
     ----------
     kind, name
-        As in :class:`~roller.insight.step_profile.node.Node`.
+        See :class:`~roller.insight.step_profile.node.Node`.
     before_s, after_s
-        Wall time; 0 where the tree has no such node.
+        Wall time; 0 if the tree does not have the node.
     before_bytes, after_bytes
-        Bytes at the peak of total memory.
+        Bytes when total memory is at its peak.
     children
-        Children in either tree, the largest change of time first.
+        Children in either tree, the largest change in time first.
     """
 
     kind: NodeKind
@@ -41,28 +41,28 @@ class NodeDifference:
 
     @property
     def delta_s(self) -> float:
-        """Change of the wall time."""
+        """Change in wall time."""
         return self.after_s - self.before_s
 
     @property
     def delta_bytes(self) -> int:
-        """Change of the bytes at the peak of total memory."""
+        """Change in bytes at the peak of total memory."""
         return self.after_bytes - self.before_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LineDifference:
-    """A line of one or both profiles, excluding the lines that it calls.
+    """A line in one or both profiles, excluding the lines that it calls.
 
     Parameters
     ----------
     name
         ``"file:line"`` after the change; ``""`` for the rest of the step.
     before_s, after_s, before_bytes, after_bytes
-        Cost of the line alone; over all lines these sum to the step.
+        Cost of the line alone; the costs of all lines add up to the step.
     made_delta_s, made_delta_bytes
         Change in the time of the modules whose parameters the line registers, and in the bytes of those parameters.
-        Both also count in the lines that call the modules.
+        Both changes also count in the lines that call the modules.
     """
 
     name: str
@@ -75,12 +75,12 @@ class LineDifference:
 
     @property
     def delta_s(self) -> float:
-        """Change of the wall time of the line alone."""
+        """Change in the wall time of the line alone."""
         return self.after_s - self.before_s
 
     @property
     def delta_bytes(self) -> int:
-        """Change of the bytes of the line alone."""
+        """Change in the bytes of the line alone."""
         return self.after_bytes - self.before_bytes
 
 
@@ -93,8 +93,8 @@ class ProfileDifference:
     root
         Both trees, merged.
     lines
-        All lines of both profiles: lines that register different weights first, then by the size of the change. The
-        changes of all lines sum to that of the step.
+        All lines in both profiles: lines that register different weights first, then the others by the size of the
+        change. The changes of all lines add up to the step's change.
     """
 
     before: StepProfile = field(repr=False)
@@ -104,17 +104,17 @@ class ProfileDifference:
 
     @property
     def delta_s(self) -> float:
-        """Change of the step's time."""
+        """Change in the step's time."""
         return self.root.delta_s
 
     @property
     def fits(self) -> bool:
-        """Whether both steps fit; otherwise bytes end at the failure and cannot be compared."""
+        """Whether both steps fit; otherwise, bytes are counted only up to the failure and cannot be compared."""
         return self.before.fits and self.after.fits
 
     @property
     def delta_bytes(self) -> int | None:
-        """Change of total memory; ``None`` if one of the steps does not fit."""
+        """Change in total memory; ``None`` if either step does not fit."""
         return self.root.delta_bytes if self.fits else None
 
     @property
@@ -125,7 +125,7 @@ class ProfileDifference:
 
     @property
     def is_hardly_anything(self) -> bool:
-        """Whether the change of time is below the threshold at which hints call a gain negligible."""
+        """Whether the change in time is below the threshold at which hints call a gain negligible."""
         return abs(self.delta_s) < HARDLY * self.before.iteration_s or not self.delta_s
 
     @property
@@ -158,9 +158,9 @@ def difference(
     Parameters
     ----------
     before, after
-        Profiles of any source and device.
+        Profiles from any source and for any device.
     renamed_lines
-        ``"file:line"`` before -> after for lines that an edit moved; other lines keep their names.
+        Maps ``"file:line"`` before to after, for lines that an edit moved; other lines keep their names.
     """
     names = renamed_lines or {}
     root = _merged(([before.root], [after.root]), names)
@@ -237,7 +237,7 @@ def _line_differences(before: StepProfile, after: StepProfile, names: Mapping[st
 
 
 def _sums_by_line(root: Node, names: Mapping[str, str]) -> dict[str, _Sums]:
-    """Return the cost of each line without the lines that it calls, and that of the modules that it makes."""
+    """Return the cost of each line without the lines that it calls, and the cost of the modules that it makes."""
     found: dict[str, _Sums] = {}
     for line, node in _leaves(root):
         sums = found.setdefault(names.get(line, line), _Sums())

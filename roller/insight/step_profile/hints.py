@@ -1,4 +1,4 @@
-"""Hints of a profile: predicted effects of applicable what-ifs, each at the line that it changes most."""
+"""Hints for a profile: predicted effects of applicable what-ifs, each at the line that it changes most."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from roller.insight.whatif.search import Found, search
 
 @dataclass(frozen=True)
 class Hint:
-    """Predicted effect of a change of the step."""
+    """Predicted effect of a change to the step."""
 
     change: str  # the what-ifs, in the syntax of ``roller whatif --do``
     # iteration_s, lower_s, upper_s: time of the changed step, and one expected error below and above
     iteration_s: float = 0.0
     lower_s: float = 0.0
     upper_s: float = 0.0
-    delta_s: float = 0.0  # time of the changed step minus that of the unchanged one
+    delta_s: float = 0.0  # time of the changed step minus time of the unchanged step
     # line, line_delta_s: ``"file:line"`` whose time changes most, and the change of its time; ``""`` if tasks have no
     # lines
     line: str = ""
@@ -53,7 +53,7 @@ class Hint:
         return replace(self, kind="calibrated", rests_on=rests_on)
 
     def with_price(self, per_hour: float, samples: float, before_s: float | None = None) -> Hint:
-        """Return the hint with prices of a million samples."""
+        """Return the hint with prices per million samples."""
         if self.not_asked:
             return self
         per_second = per_hour / 3600 * 1e6 / (samples or 1.0)
@@ -81,7 +81,7 @@ def hints(
     force: bool = False,
     seen: Callable[[Found], None] = lambda found: None,
 ) -> tuple[Hint, ...]:
-    """Return the hints of a step: what-ifs by descending gain, then padded weights."""
+    """Return the hints for a step: what-ifs by descending gain, then padded weights."""
     known = None if memory_of is None else cache(memory_of)
     found = [_hint(one, graph, known) for one in search(graph, force=force, seen=seen)]
     padded = [_hint_of_answer(str(pad), what_if(graph, pad, force=force), origin="lint") for pad in pads]

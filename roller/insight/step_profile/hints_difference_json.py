@@ -12,7 +12,7 @@ from roller.insight.step_profile.step_profile import StepProfile
 
 
 class _Rate(Protocol):
-    """Protocol of :class:`~roller.insight.rate_card.HourlyRate`."""
+    """Protocol for :class:`~roller.insight.rate_card.HourlyRate`."""
 
     @property
     def per_hour(self) -> float: ...
@@ -46,7 +46,7 @@ def beside_profile(
     currency: str = "",
     rate: _Rate | None = None,
 ) -> dict[str, Any]:
-    """Return JSON-ready data of the requested parts: ``hints`` with ``price``, and ``difference``."""
+    """Return the requested parts as JSON-ready data: ``hints`` with ``price``, and ``difference``."""
     data: dict[str, Any] = {}
     if found is not None:
         data["difference"] = difference_data(found)
@@ -56,7 +56,7 @@ def beside_profile(
 
 
 def difference_data(found: ProfileDifference) -> dict[str, Any]:
-    """Return a difference as JSON-ready data: both profiles in short, the step, and every line that differs."""
+    """Return a difference as JSON-ready data: both profiles in short form, the step, and every line that differs."""
     return {
         "kind": _kind_of(found), "before": _in_short(found.before), "after": _in_short(found.after),
         "delta_s": found.delta_s, "delta_bytes": found.delta_bytes,

@@ -1,4 +1,4 @@
-"""Source text of the lines that a profile names."""
+"""Source text of the lines named in a profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller.insight.trace.project_folder import project_of
 
 
 def line_texts(file: Path) -> Callable[[str], str]:
-    """Return a function from ``"file:line"`` to the text of that line; ``""`` if it has none."""
+    """Return a function that maps ``"file:line"`` to the text of that line, or ``""`` if there is none."""
     # names come from profiles, which are untrusted: only Python files of the project are read
     project = project_of(file.resolve().parent)
 

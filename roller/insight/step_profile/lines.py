@@ -1,4 +1,4 @@
-"""The lines of a profile: the cost of each in total, and for each module instance that runs it."""
+"""The lines of a profile: the cost of each line in total and for each module instance that runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.step_profile.node import Node, Seconds, sum_phases
 
 
 class LineInstance(NamedTuple):
-    """A line that one module instance runs; ``module`` is ``""`` in the root module and outside of modules."""
+    """A line run by one module instance; ``module`` is ``""`` in the root module and outside modules."""
 
     module: str
     node: Node
@@ -20,22 +20,22 @@ class LineInstance(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the project that runs operators, calls such a line, or registers parameters.
+    """A line in the project that runs operators, calls a line that does, or registers parameters.
 
     Parameters
     ----------
     file, line
         Path relative to the project, and line number from 1.
     seconds
-        Time by phase over all instances; a recursive line counts once.
+        Time by phase over all instances; a recursive line is counted once.
     held_bytes, requested_bytes
-        Bytes by kind of storage over all instances: at the peak of total memory, and during the step.
+        Bytes by kind of storage over all instances, held at the peak of total memory and requested during the step.
     registered_bytes
         Bytes of parameters that the line registers.
     instances
-        The line in each module instance that runs it, the slowest first.
+        The line in each module instance that runs it, slowest first.
     lower, upper
-        Ends of the interval of ``seconds``, as in :class:`~roller.insight.step_profile.node.Node`.
+        Ends of the interval of ``seconds``; see :class:`~roller.insight.step_profile.node.Node`.
     """
 
     file: str
@@ -55,7 +55,7 @@ class Line:
 
     @property
     def wall_s(self) -> float:
-        """Share of the step's wall time, in seconds."""
+        """The line's share of the step's wall time, in seconds."""
         return math.fsum(part.wall_s for part in self.seconds.values())
 
     @property
@@ -82,7 +82,7 @@ def lines_of_tree(root: Node) -> tuple[Line, ...]:
 
 
 def _walk(root: Node) -> Iterator[tuple[Node, str, bool]]:
-    """Yield every node with its module instance, and whether it is outside of other nodes with its name."""
+    """Yield each node with its module instance, and whether the node is outside other nodes with the same name."""
     todo: list[tuple[Node | None, str]] = [(root, "")]  # None marks the end of the line with this name
     around: Counter[str] = Counter()
     while todo:

@@ -13,7 +13,7 @@ from roller.insight.step_profile.predicted import add_memory, path_of_operator
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.tree import Key, Tree
 
-#: Time of a step outside of its operators, and memory of the process outside of tensors.
+#: Time of a step outside its operators, and memory of the process outside tensors.
 UNTRACKED, NO_TENSOR = Key("overhead", "outside of operators"), Key("overhead", "memory of no tensor")
 
 
@@ -25,7 +25,7 @@ def measured_profile(
     checkpoint: bool | str | Sequence[str] | None = None,
     budget_s: float = 60.0,
 ) -> StepProfile:
-    """Profile a step on this machine; parameters as in :func:`roller.insight.measured_step.measure_step`."""
+    """Profile a step on this machine; for parameters, see :func:`roller.insight.measured_step.measure_step`."""
     found = measure_step(entry, batch=batch, amp=amp, checkpoint=checkpoint or False, budget_s=budget_s)
     return profile_of_measured_step(found, Path(entry).name)
 

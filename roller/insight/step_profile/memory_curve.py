@@ -10,9 +10,9 @@ from roller.insight.memory.simulate import Holder, Library, add_workspaces, grou
 from roller.insight.step_profile.step_profile import MemoryPoint
 from roller.insight.trace.trace import AllocEvent, Storage, Trace
 
-#: Most points of a curve; of neighbouring points the one with the most allocated bytes stays.
+#: Maximum number of points in a curve; of neighbouring points, the one with the most allocated bytes is kept.
 MOST_POINTS = 400
-#: Most memory holders listed per point.
+#: Maximum number of memory holders listed per point.
 MOST_HOLDERS = 8
 
 

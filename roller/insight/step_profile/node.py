@@ -1,4 +1,4 @@
-"""Nodes of a profile's tree, from modules and lines down to operators, kernels and tensors."""
+"""Nodes of a profile's tree: modules and lines down to operators, kernels and tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 #: Kind of a node: ``"shapes"`` groups calls of an operator by input shapes, ``"tensors"`` the bytes of one kind, and
-#: ``"overhead"`` time and memory outside of operators.
+#: ``"overhead"`` time and memory outside operators.
 NodeKind = Literal[
     "step", "line", "module", "operator", "shapes", "kernel", "call", "tensors", "overhead"
 ]  # fmt: skip
@@ -20,9 +20,10 @@ class Seconds(NamedTuple):
     Parameters
     ----------
     wall_s
-        Share of the step's wall time. Each instant belongs to one task, so the nodes of a level sum to the step.
+        Share of the step's wall time, in seconds. Each instant belongs to one task, so the nodes at one level add up to
+        the step.
     device_s
-        Total duration of kernels; on a processor, of operators.
+        Total duration of kernels, or on a CPU, of operators.
     host_s
         Total duration of calls on threads, without waits.
     """
@@ -39,28 +40,27 @@ class Node:
     Parameters
     ----------
     kind, name
-        ``name`` is the path of a module, ``"file:line"``, the name of an operator or kernel, or the kind or name of
-        tensors.
+        ``name`` is a module path, ``"file:line"``, the name of an operator or kernel, or the kind or name of tensors.
     calls
-        Operator calls in the node; for a kernel its launches, for tensors their number.
+        Number of operator calls in the node; for a kernel, number of launches; for tensors, number of tensors.
     seconds
-        Time by phase; the times of children sum to that of the parent.
+        Time by phase; the times of children add up to the parent's time.
     held_bytes
-        Bytes by kind of storage at the peak of total memory; those of children sum to those of the parent.
+        Bytes by kind of storage at the peak of total memory; the bytes of children add up to the parent's bytes.
     requested_bytes
         Bytes requested during the step, by kind of storage.
     bound_s
-        Seconds of kernels by limiting resource, where the prices contain it.
+        Seconds of kernels by limiting resource, if the prices contain it.
     pipe_s
-        Seconds that the operations would take at the peak rate of their pipe, by pipe.
+        Seconds that the operations would take at the peak rates of their pipes, by pipe.
     registered
-        ``"file:line"`` of the lines that register a parameter, outermost first.
+        ``"file:line"`` for each line that registers a parameter, outermost first.
     error
         For a leaf, the interval of ``seconds`` as two factors; ``None`` if unknown.
     lower, upper
         Ends of the interval of ``seconds`` by phase; empty if no leaf has an error. Leaves are assumed to err in the
-        same direction, so the ends of children sum to those of the parent. Leaves without an error, such as host calls,
-        add their time to both ends.
+        same direction, so the ends of children add up to the ends of the parent. Leaves without an error, such as host
+        calls, add their time to both ends.
     children
         Child nodes by descending wall time, then by descending bytes.
 
@@ -138,7 +138,7 @@ class Node:
 
     @property
     def bound(self) -> str:
-        """The resource that limits most of the kernels' time; ``""`` if unknown."""
+        """The resource that limits the kernels for most of their time; ``""`` if unknown."""
         return max(self.bound_s, key=lambda r: self.bound_s[r], default="")
 
     @property
@@ -157,7 +157,7 @@ class Node:
 
 
 def sum_phases(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
-    """Sum times by phase, with one rounding."""
+    """Sum times by phase, rounding only once."""
     found: dict[str, list[Seconds]] = {}
     for part in parts:
         for phase, seconds in part.items():
@@ -166,7 +166,7 @@ def sum_phases(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
 
 
 def with_intervals(root: Node) -> Node:
-    """Return the tree with the interval of every node, computed from the errors of its leaves."""
+    """Return the tree with the interval of each node, computed from the errors of its leaves."""
     order = list(root.walk())
     if all(node.error is None for node in order):
         return root
@@ -182,5 +182,5 @@ def with_intervals(root: Node) -> Node:
 
 
 def _scaled(seconds: Mapping[str, Seconds], factor: float) -> dict[str, Seconds]:
-    """Scale times by a factor, except those of the host, whose error is unknown."""
+    """Scale times by a factor, except host times, whose error is unknown."""
     return {p: Seconds(factor * part.wall_s, factor * part.device_s, part.host_s) for p, part in seconds.items()}

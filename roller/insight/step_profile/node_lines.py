@@ -1,4 +1,4 @@
-"""Time and memory of each node of a profile as lines over the batch, fitted to profiles of several batches."""
+"""Time and memory of each profile node as lines over the batch, fitted to profiles at several batches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _line(values: list[float], weights: list[float], mean: float) -> tuple[float
 
 
 def _children(node: Node) -> dict[_Key, Node]:
-    """Return children by a key that does not depend on their order, which follows their times."""
+    """Return children by a key that does not depend on their order, since they are ordered by time."""
     found: dict[_Key, Node] = {}
     for child in node.children:
         place = 0

@@ -1,4 +1,4 @@
-"""Intervals of a profile's figures as columns of its page."""
+"""Intervals of a profile's figures as columns for its page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.step_profile.node import Node, Seconds
 
 
 class StepTimes(Protocol):
-    """Protocol of a profile with a throughput and its interval."""
+    """Protocol for a profile with a throughput and its interval."""
 
     @property
     def throughput(self) -> float:
@@ -36,7 +36,7 @@ class StepTimes(Protocol):
 
 
 def interval_columns(rows: Sequence[Node]) -> dict[str, Any] | None:
-    """Return the interval ends of wall and device time as columns; ``None`` if no row has an interval."""
+    """Return the interval ends of wall and device times as columns; ``None`` if no row has an interval."""
     if not any(row.lower for row in rows):
         return None
     found: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def interval_columns(rows: Sequence[Node]) -> dict[str, Any] | None:
 
 
 def phase_ends(row: Node) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Return the lower and upper ends of the wall time of each phase."""
+    """Return the lower and upper ends of the wall time in each phase."""
     return _walls(row.lower), _walls(row.upper)
 
 

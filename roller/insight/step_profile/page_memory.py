@@ -1,4 +1,4 @@
-"""Memory during a profile's step, and its largest holders, as columns of its page."""
+"""Memory during a profile's step, and its largest holders, as columns for its page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Shown(Protocol):
 
 
 def memory_columns(profile: _Shown, number_of: Callable[[str], int]) -> dict[str, Any] | None:
-    """Return the memory during the step; ``None`` if unknown. ``number_of`` maps a text to its index in the page."""
+    """Return the memory during the step; ``None`` if unknown. ``number_of`` maps a text to its index on the page."""
     points = profile.memory_curve
     if not points:
         return None
@@ -32,7 +32,7 @@ def memory_columns(profile: _Shown, number_of: Callable[[str], int]) -> dict[str
 
 
 def _holder_columns(points: Sequence[Any], number_of: Callable[[str], int]) -> dict[str, Any] | None:
-    """Return the holders of all points in one list, with the end position of each point."""
+    """Return the holders at all points in one list, with the end position of each point."""
     held = [pair for point in points for pair in point.holders.items()]
     if not held:
         return None

@@ -37,7 +37,7 @@ def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
 
 
 def trace_on_devices(trace: Trace, devices: int) -> Trace:
-    """Add gradient buckets to a trace if it runs on several devices."""
+    """Add gradient buckets to a trace if the step runs on several devices."""
     return trace if devices == 1 else add_bucket_storages(trace, buckets(trace))
 
 
@@ -110,7 +110,7 @@ def _shares(took: Seconds, launches: tuple[LaunchPrice, ...]) -> Iterator[tuple[
 
 
 def add_memory(tree: Tree, trace: Trace, memory: Memory, bucket_storages: frozenset[int] = frozenset()) -> None:
-    """Add the bytes at the peak of total memory, and those that the last step requests, to a tree."""
+    """Add the bytes at the peak of total memory, and the bytes that the last step requests, to a tree."""
     # named storages belong to the module of their parameter, others to the operator that allocates them
     place = _Place(tree, trace, bucket_storages)
     for number, event in memory.held.items():

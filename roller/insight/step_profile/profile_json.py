@@ -66,7 +66,7 @@ def _node_row(node: Node, parent: int) -> dict[str, Any]:
 
 
 def _holders_data(points: Sequence[MemoryPoint]) -> dict[str, Any]:
-    """Return the distinct holder names, and for each point pairs of a name's index and its bytes."""
+    """Return the distinct holder names, and for each point, pairs of a name's index and its bytes."""
     names: dict[str, int] = {}
     rows = [[[names.setdefault(x, len(names)), size] for x, size in p.holders.items()] for p in points]
     return {"names": list(names), "points": rows} if names else {}
@@ -97,7 +97,7 @@ def curve_data(curve: BatchCurve) -> dict[str, Any]:
 
 
 def from_data(data: Any, where: str = "profile") -> StepProfile:
-    """Return the profile of JSON data."""
+    """Create a profile from JSON data."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ArtifactError(f"{where}: expected a profile of roller, got JSON of another kind. Write it with --out.")
     version = data.get("version")
@@ -230,7 +230,7 @@ def _line_name(value: Any) -> str:
 
 
 def save_profile(profile: StepProfile, path: str | Path) -> None:
-    """Write a profile as JSON, atomically."""
+    """Write a profile as JSON atomically."""
     with whole_file(Path(path)) as file:
         file.write(json.dumps(to_data(profile), allow_nan=False).encode())
 
@@ -241,7 +241,7 @@ def load_profile(path: str | Path) -> StepProfile:
     Raises
     ------
     ArtifactError
-        The file cannot be read, contains several profiles, or has an unknown version.
+        If the file cannot be read, contains several profiles, or has an unknown version.
     """
     data = saved_data(path)
     if isinstance(data, Mapping) and "profile" in data:
@@ -250,7 +250,7 @@ def load_profile(path: str | Path) -> StepProfile:
 
 
 def saved_data(path: str | Path) -> Any:
-    """Return the JSON of a file; if it is a list, return its only item."""
+    """Return the JSON content of a file; if it is a list, return its only item."""
     try:
         data = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:

@@ -31,7 +31,7 @@ _Row = TypeVar("_Row", Node, Line)
 
 
 class _Shown(StepTimes, Protocol):
-    """Protocol of the profile that the page shows."""
+    """Protocol for the profile that the page shows."""
 
     @property
     def name(self) -> str: ...
@@ -82,7 +82,7 @@ def page_of_profile(
 
 
 def _anonymous(data: dict[str, Any], files: set[str]) -> dict[str, Any]:
-    """Return a page's data without names of steps and files, including those of the compared profile."""
+    """Return a page's data without the names of steps and files, including those in the compared profile."""
     found = data.get("difference")
     named: dict[str, Any] = {"name": _plain_name(data)}
     if found is not None:
@@ -137,7 +137,7 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
 
 
 def _steps_of(profile: _Shown) -> int:
-    """Return the number of steps that a recording's first note gives; 1 for other profiles."""
+    """Return the number of steps given in a recording's first note; 1 for other profiles."""
     found = [re.fullmatch(r"A mean of (\d+) steps\.", note) for note in profile.notes]
     return next((int(match[1]) for match in found if match), 1)
 
@@ -167,7 +167,7 @@ def _node_columns(root: Node, names: _Numbers) -> dict[str, Any]:
 
 
 def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _Numbers) -> dict[str, Any]:
-    """Return each line that registers parameters with the indices of the modules that contain them."""
+    """Return each line that registers parameters with the indices of the modules that contain those parameters."""
     pairs = dict.fromkeys((names.of(line), parents[n]) for n, node in enumerate(nodes) for line in node.registered)
     return {
         "line": np.array([line for line, _ in pairs], np.uint32), "node": np.array([n for _, n in pairs], np.int32)
@@ -203,7 +203,7 @@ def _shared_columns(rows: Sequence[Node], names: _Numbers) -> dict[str, Any]:
 
 
 def _sparse(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return name -> the indices of the rows that have it, and their values."""
+    """Map each name to the indices of the rows that have it, and to their values."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for number, row in enumerate(rows):
         for name, value in row.items():
@@ -258,7 +258,7 @@ class _Sum:
 
 
 def joined_node(kind: Any, name: str, nodes: Sequence[Node]) -> Node:
-    """Merge nodes into one without children, with the sum of their times and bytes."""
+    """Merge nodes into one node without children whose times and bytes are their sums."""
     seconds, lower, upper = (sum_phases(getattr(n, part) for n in nodes) for part in ("seconds", "lower", "upper"))
     parts = ("held_bytes", "requested_bytes", "bound_s", "pipe_s")
     held, requested, bound, pipes = (_total([getattr(n, part) for n in nodes]) for part in parts)
@@ -275,7 +275,7 @@ def _total(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _sums_by_name(root: Node) -> dict[str, dict[str, _Sum]]:
-    """Return kind -> name -> nodes; a module inside of a module with the same name is part of that one."""
+    """Return nodes by kind and name; a module inside a module of the same name is part of the outer module."""
     found: dict[str, dict[str, _Sum]] = {}
     wanted = set(_TABLES.values())
     todo: list[tuple[Node, str, frozenset[str]]] = [(root, "", frozenset())]
@@ -310,7 +310,7 @@ def _curve_data(profile: _Shown) -> dict[str, Any] | None:
 
 
 def joined(root: Node, most: int) -> Node:
-    """Limit a tree to about ``most`` nodes: the smallest children of each node are merged into one."""
+    """Limit a tree to about ``most`` nodes by merging the smallest children of each node into one."""
     time, held = root.wall_s or 1.0, root.total_held_bytes or 1
     weights = sorted((max(n.wall_s / time, n.total_held_bytes / held) for n in root.walk()), reverse=True)
     if len(weights) <= most:
@@ -334,7 +334,7 @@ def joined(root: Node, most: int) -> Node:
 
 
 def notebook_page(profile: _Shown) -> str:
-    """Return the page as a frame for a notebook, below a table of memory that needs no script."""
+    """Return the page as a frame for a notebook, below a table of memory that works without scripts."""
     rows = [(words.replace("_", " "), bytes_text(size)) for words, size in profile.memory_parts.items()]
     title = re.sub(r"(?<=\d )us\b", "µs", str(profile))  # as on the page
     page = html.escape(page_of_profile(profile), quote=True)

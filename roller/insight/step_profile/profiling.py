@@ -49,9 +49,9 @@ _SUFFIXES: Mapping[str, FileKind] = {
 SUFFIXES = tuple(_SUFFIXES)
 #: Hexadecimal digits of a digest.
 _DIGITS = 16
-#: Bytes at the start of a JSON file in which its format is looked up.
+#: Number of bytes at the start of a JSON file that are searched for its format.
 _HEAD = 256
-#: Number of computed batches besides the three of the line.
+#: Number of computed batches in addition to the three of the line.
 _BESIDE_LINE = 12
 #: Kinds of storages whose bytes do not depend on the batch.
 _FIXED = ("parameter", "gradient", "optimizer_state", "buffer", "workspace")
@@ -80,22 +80,24 @@ def profile(
     step
         An entry file (:mod:`roller.insight.trace.pytorch.entry_file`) or the result of :func:`roller.trace`, predicted
         for a device. A training script without providers, run by
-        :func:`roller.insight.capture.script_tracer.trace_script` and then predicted. An ONNX model, of which one
-        inference is predicted. A recording of PyTorch's profiler, or a file written by :func:`save_profile`, which keep
-        their times.
+        :func:`roller.insight.capture.script_tracer.trace_script` and then predicted. An ONNX model, for which one
+        inference is predicted. A recording of PyTorch's profiler, or a file written by :func:`save_profile`, both of
+        which keep their times.
     device
-        A specification or its name; ``"a100"`` by default. Recordings, saved profiles and measurements do not take one.
+        A specification or its name; ``"a100"`` by default. Recordings, saved profiles and measurements do not take a
+        device.
     batch, amp, checkpoint
-        As in :meth:`~roller.insight.traced_step.TracedStep.at`; the step's own by default.
+        See :meth:`~roller.insight.traced_step.TracedStep.at`; by default, the step's own values.
     policy, devices
-        As in :func:`roller.insight.forecast.forecast`. By default a model uses Roller's programs, and a step the
+        See :func:`roller.insight.forecast.forecast`. By default, a model uses Roller's programs, and a step uses the
         kernels of PyTorch and its libraries.
     calls
-        As in :func:`roller.trace`, for an entry file.
+        For an entry file; see :func:`roller.trace`.
     curve
         Whether to compute throughput and memory over the batch now, as needed before saving; otherwise
-        ``batch_curve()`` computes them on demand. Three batches are traced, and batch 1 if the search for the largest
-        batch needs it. Others are derived from them, or traced if a size of the step is not affine in the batch.
+        ``batch_curve()`` computes them on demand. Three batches are traced, plus batch 1 if the search for the largest
+        batch needs it. Other batches are derived from these, or traced if a size in the step is not affine in the
+        batch.
     measure
         Whether to run an entry file's step on this machine's processor, in a separate process, for ``budget_s``
         seconds; ``device``, ``policy`` and ``devices`` then do not apply.
@@ -108,11 +110,11 @@ def profile(
     Raises
     ------
     ModelError
-        The step cannot be traced.
+        If the step cannot be traced.
     ArtifactError
-        The recording or the profile cannot be read.
+        If the recording or the profile cannot be read.
     RollerError
-        The device or policy is unknown, or an argument does not apply to the file.
+        If the device or policy is unknown, or an argument does not apply to the file.
 
     Examples
     --------
@@ -163,7 +165,7 @@ def profile(
 
 
 def kind_of_file(path: str | Path) -> FileKind:
-    """Return the kind of a file by its suffix, by the head of JSON, and by the providers of Python."""
+    """Return the kind of a file from its suffix, the beginning of its JSON, or the providers in its Python code."""
     name = Path(path).name.lower()
     kind = next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
     if kind is None:
@@ -245,7 +247,7 @@ def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: st
 
 
 def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name: str = "step") -> StepProfile:
-    """Return the profile of a trace's forecast."""
+    """Return the profile for the forecast of a trace."""
     if forecast.step.trace.options.get("is_compiled"):  # compilation changes operators and storages
         trace = forecast.step.trace
     root = tree_of_forecast(trace, forecast)
@@ -333,7 +335,7 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
 
 
 def _batches_beside_line(batch: int, largest: int) -> list[int]:
-    """Return at most twelve powers of two up to the largest batch, preferring those from the step's batch on."""
+    """Return at most twelve powers of two up to the largest batch, preferring those from the step's batch upwards."""
     most = largest or 4 * batch
     powers = [n for n in (1 << k for k in range(31)) if n <= most]
     above = sum(n >= batch for n in powers)

@@ -1,4 +1,4 @@
-"""Profiles of recordings, which are files of PyTorch's profiler."""
+"""Profiles from recordings, which are files written by PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from roller.insight.step_profile.tree import Path as NodePath
 
 
 def profile_of_recording(path: str | Path) -> StepProfile:
-    """Return the profile of the mean step of a recording."""
+    """Return the profile of a recording's mean step."""
     recording = read_profile(path, memory=True)
     graph = graph_of_profile(recording, Path(path).name)
     categories = step_categories(recording)
@@ -85,7 +85,7 @@ def add_recorded_time(
 
 
 def _add_memory(tree: Tree, curve: MemoryCurve) -> list[str]:
-    """Add the bytes at the peak of memory to a tree; return notes on unknown parts."""
+    """Add the bytes at the memory peak to a tree; return notes on unknown parts."""
     if not curve.is_absolute:
         return ["The recording has changes of memory only: bytes at the peak are not known."]
     at = _peak(curve)
@@ -111,7 +111,7 @@ def _add_memory(tree: Tree, curve: MemoryCurve) -> list[str]:
 
 
 def _peak(curve: MemoryCurve) -> int:
-    """Return the index of the most reserved bytes; among equal ones, that of the most allocated bytes."""
+    """Return the index of the most reserved bytes; among equal values, the index of the most allocated bytes."""
     if not len(curve.reserved_bytes):
         return int(np.argmax(curve.allocated_bytes))
     most = curve.reserved_bytes == curve.reserved_bytes.max()

@@ -1,4 +1,4 @@
-"""A project at an earlier git revision, and the lines that were moved since."""
+"""A project at an earlier git revision, and the lines that have moved since."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Revision:
         self, options: TraceOptions, calls: int | None = None, arguments: Sequence[str] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Iterator[TracedStep]:  # fmt: skip
-        """Trace the step in a separate process, since modules of both revisions have the same names."""
+        """Trace the step in a separate process, since modules in both revisions have the same names."""
         made = (
             ProjectTracer(self.entry, calls=calls)
             if arguments is None
@@ -52,7 +52,7 @@ class Revision:
             yield project.step(options)
 
     def moved_lines(self) -> Mapping[str, str]:
-        """Return ``"file:line"`` before -> after for the matching lines of Python files in both."""
+        """Map ``"file:line"`` before to after for the matching lines of Python files in both revisions."""
         found: dict[str, str] = {}
         for old in sorted(self.before.rglob("*.py")):
             name = old.relative_to(self.before).as_posix()
@@ -68,20 +68,20 @@ class Revision:
 
 
 def moved_between(name: str, old: str, new: str) -> Iterator[tuple[str, str]]:
-    """Yield ``"file:line"`` before and after for lines that are equal or replaced one by one."""
+    """Yield ``"file:line"`` before and after, for lines that are equal or were replaced one by one."""
     for before, after in moved_numbers(source_lines(old), source_lines(new)):
         yield f"{name}:{before}", f"{name}:{after}"
 
 
 def moved_numbers(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield line numbers from 1, before and after, of lines that are equal or replaced one by one."""
+    """Yield line numbers (from 1) before and after, for lines that are equal or were replaced one by one."""
     yield from ((a + 1, b + 1) for a, b in _paired(old, (0, len(old)), new, (0, len(new))))
 
 
 def _paired(
     old: Sequence[str], olds: tuple[int, int], new: Sequence[str], news: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:  # fmt: skip
-    """Yield pairs of matching lines in two ranges: common ends, unique lines, and lines between those."""
+    """Yield pairs of matching lines in two ranges: common ends, unique lines, and lines between them."""
     (a, a_end), (b, b_end) = olds, news
     least = min(a_end - a, b_end - b)
     head = next((n for n in range(least) if old[a + n] != new[b + n]), least)
@@ -130,13 +130,13 @@ def _single_lines(lines: Sequence[str], within: tuple[int, int]) -> dict[str, in
 
 
 def source_lines(text: str) -> list[str]:
-    """Split source text into lines as Python does: form feeds and Unicode separators end no line."""
+    """Split source text into lines as Python does: form feeds and Unicode separators do not end a line."""
     return _LINE_END.split(text)
 
 
 @contextmanager
 def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
-    """Extract a revision of a project to a temporary folder; the working tree stays unchanged."""
+    """Extract a revision of a project to a temporary folder; leave the working tree unchanged."""
     if revision.startswith("-"):
         raise RollerError(f"git: expected a revision, got {shown(revision)}. Name one, e.g. HEAD~1.")
     where = f"--against git:{revision}"
@@ -159,7 +159,7 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
 
 
 def _within(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Skip members that lead out of the folder, such as links to data."""
+    """Skip archive members that lead outside the folder, such as links to data."""
     try:
         return tarfile.data_filter(member, folder)
     except tarfile.FilterError:
@@ -178,7 +178,7 @@ def commit_of(folder: Path, revision: str) -> str:
 
 
 def _extract(archive: tarfile.TarFile, folder: str) -> None:
-    """Extract a git archive; patch releases of Python 3.10 before 3.10.12 have no filter."""
+    """Extract a git archive; patch releases of Python 3.10 before 3.10.12 have no extraction filter."""
     if hasattr(tarfile, "data_filter"):
         archive.extractall(folder, filter=_within)
     else:

@@ -33,14 +33,14 @@ _LINE = {"name": _TEXT, **dict.fromkeys((*_CHANGES, "made_delta_s", "made_delta_
 
 
 class SavedParts(NamedTuple):
-    """A profile, and ``hints``, ``price`` and ``difference`` if the file has them."""
+    """A profile, with ``hints``, ``price`` and ``difference`` if the file has them."""
 
     profile: StepProfile
     parts: Mapping[str, Any]
 
 
 def load_with_parts(path: str | Path) -> SavedParts:
-    """Read a profile of ``--out``, or the output of ``roller profile --json`` for one device and batch."""
+    """Read a profile written by ``--out``, or ``roller profile --json`` output for one device and batch."""
     data, profile = saved_data(path), load_profile(path)
     names = ("hints", "price", "difference") if "profile" in data else ()
     return SavedParts(profile, _checked({x: data[x] for x in names if x in data}, str(path)))

@@ -32,14 +32,14 @@ class MemoryPoint(NamedTuple):
     Parameters
     ----------
     at
-        Index of the operator in the step, or seconds from the start of a recording.
+        Index of the operator in the step, or seconds since the start of a recording.
     allocated_bytes, reserved_bytes
-        Bytes that the allocator has allocated, and reserved.
+        Bytes that the allocator has allocated and reserved.
     kinds
         Bytes requested by kind of storage; empty if unknown.
     holders
-        Largest memory holders at this moment, in descending order: kind, module and line of the allocation -> bytes
-        requested. Empty if unknown.
+        Largest memory holders at this moment, in descending order: maps kind, module and line of the allocation to
+        requested bytes. Empty if unknown.
     """
 
     at: float
@@ -72,35 +72,36 @@ class StepProfile:
     device
         Name of the device; ``""`` if a recording does not contain it.
     root
-        The step, whose descendants are lines and modules, then operators, kernels and tensors. Times of children sum to
-        their parent within 1e-9 s, bytes exactly.
+        The step; its descendants are lines and modules, then operators, kernels and tensors. Times of children add up
+        to their parent's within 1e-9 s, bytes exactly.
     iteration_s, lower_s, upper_s
-        Time of one step and its interval: one expected error below and above, or the spread of measurements.
+        Time of one step and its interval: the time less and plus the expected error, or the spread of measurements.
     batch, samples
-        Samples per call and per update on each device; 0 if unknown.
+        Number of samples per call and per update on each device; 0 if unknown.
     devices, amp, checkpoint, policy
-        As in :class:`~roller.insight.forecast.Forecast`.
+        See :class:`~roller.insight.forecast.Forecast`.
     bound
         What limits the step: ``"device"``, ``"launches"`` or ``"links"``; ``""`` if unknown.
     capacity_bytes
         Memory of the device; 0 if unknown.
     out_of_memory
-        Why the step does not fit, with the failing line; ``""`` if it fits. Memory then ends at the failure.
+        Why the step does not fit, with the failing line; ``""`` if it fits. If it does not, memory is counted up to the
+        failure.
     categories
         Seconds by category, if a recording has categories.
     curve
         Throughput and memory over the batch; ``None`` if not requested.
     notes
-        Sentences that name declared defaults and omitted parts.
+        Sentences about declared defaults and omitted parts.
     is_stable
         Whether the measurement was undisturbed; if not, only the interval is known.
     is_calibrated
         Whether predicted times use rates measured on the device itself.
     versions
         Versions that affect the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
-        specification; ``"torch"``, the version of PyTorch. Empty if a file does not contain them.
+        specification; and ``"torch"``, the PyTorch version. Empty if a file does not contain them.
     out_of_memory_at
-        ``"file:line"`` of the operator that runs out of memory; ``""`` if unknown.
+        ``"file:line"`` of the operator that ran out of memory; ``""`` if unknown.
     """
 
     name: str
@@ -160,7 +161,7 @@ class StepProfile:
 
     @property
     def label(self) -> Label:
-        """Label of all figures: ``source``, or ``"calibrated"`` for a calibrated prediction."""
+        """Label for all figures: ``source``, or ``"calibrated"`` for a calibrated prediction."""
         return "calibrated" if self.source == "predicted" and self.is_calibrated else self.source
 
     @property
@@ -175,7 +176,7 @@ class StepProfile:
 
     @property
     def memory_parts(self) -> Mapping[str, int]:
-        """Parts of ``total_bytes``: requested bytes by kind, then rounding, cached, context and page rounding."""
+        """Parts of ``total_bytes``: requested bytes by kind, then rounding, cached bytes, context and page rounding."""
         return self.root.held_bytes
 
     @property
@@ -185,12 +186,12 @@ class StepProfile:
 
     @property
     def throughput(self) -> float:
-        """Samples per second of all devices; 0 if the batch is unknown or the step does not fit."""
+        """Samples per second over all devices; 0 if the batch is unknown or the step does not fit."""
         return self.devices * self.samples / self.iteration_s if self.fits and self.iteration_s else 0.0
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """Every line with an operator or a parameter, or a call of such a line, sorted by file and line number."""
+        """Every line that has an operator or a parameter, or that calls such a line, sorted by file and line number."""
         return lines_of_tree(self.root)
 
     def line(self, name: str) -> Line:
@@ -199,7 +200,7 @@ class StepProfile:
         Raises
         ------
         RollerError
-            The line has neither an operator nor a parameter.
+            If the line has neither an operator nor a parameter.
         """
         for found in self.lines:
             if found.name == name:
@@ -217,12 +218,12 @@ class StepProfile:
         ----------
         metric
             ``"time"``: wall time. ``"memory"``: bytes at the peak of total memory; the path may then end at tensors, or
-            at memory outside of tensors.
+            at memory outside tensors.
 
         Raises
         ------
         RollerError
-            ``metric`` is neither.
+            If ``metric`` is neither.
         """
         if metric not in ("time", "memory"):
             raise RollerError(f"profile: heaviest: expected 'time' or 'memory', got {shown(metric)}. Choose one.")
@@ -233,20 +234,20 @@ class StepProfile:
         return tuple(found)
 
     def split(self) -> Split:
-        """Return the bytes of weights, and of the activations saved for backward, at the peak of total memory."""
+        """Return the bytes of weights and of activations saved for backward, at the peak of total memory."""
         held = self.root.held_bytes
         return Split(held.get("parameter", 0), held.get("activation", 0))
 
     def balanced_batch(self) -> float:
-        """Return the batch at which activations take as many bytes as weights.
+        """Return the batch at which activations take up as many bytes as weights.
 
-        It is the bytes of weights divided by the bytes of activations per sample. Activations are taken at their own
-        peak, since few are left if total memory peaks in the update.
+        This is the bytes of weights divided by the bytes of activations per sample. Activations are measured at their
+        own peak, since few are left if total memory peaks during the update.
 
         Raises
         ------
         NoCandidateError
-            The batch is unknown, or the step has no activations.
+            If the batch is unknown, or the step has no activations.
         """
         weights, at_peak = self.split()
         activations = max([at_peak, *(point.kinds.get("activation", 0) for point in self.memory_curve)])
@@ -258,12 +259,12 @@ class StepProfile:
         return weights * self.batch / activations
 
     def diminishing_from(self) -> int:
-        """Return the first batch whose double raises throughput by less than a tenth.
+        """Return the first batch for which doubling raises throughput by less than a tenth.
 
         Raises
         ------
         NoCandidateError
-            Neither the line nor the computed batches contain such a batch, or there is no curve.
+            If neither the line nor the computed batches contain such a batch, or there is no curve.
         """
         return self.batch_curve().diminishing_from()
 
@@ -273,7 +274,7 @@ class StepProfile:
         Raises
         ------
         NoCandidateError
-            The profile was saved without its curve, or the step cannot be profiled again.
+            If the profile was saved without its curve, or the step cannot be profiled again.
         """
         if self.curve is not None:
             return self.curve
@@ -290,19 +291,20 @@ class StepProfile:
         return self.make_curve()
 
     def hints(self, per_hour: float | None = None) -> tuple[Hint, ...]:
-        """Return the predicted effects of applicable what-ifs by descending gain, then those of padded weights.
+        """Return the predicted effects of applicable what-ifs by descending gain, then the effects of padding weights.
 
         Parameters
         ----------
         per_hour
-            Hourly price of one device, which gives hints a price unless the step does not fit.
+            Hourly price of one device; with it, hints have a price unless the step does not fit.
 
         Raises
         ------
         NoCandidateError
-            The profile has no graph: it was saved or measured, or is that of a model or of several devices.
+            If the profile does not have a graph, since it was saved or measured, or describes a model or several
+            devices.
         RollerError
-            Too much of the recording's time is unexplained.
+            If too much of the recording's time is unexplained.
         """
         if self.make_graph is None:
             raise NoCandidateError(
@@ -321,7 +323,7 @@ class StepProfile:
         return tuple(hint.with_price(per_hour, self.samples, before_s) for hint in found)
 
     def _unchanged_s(self, found: tuple[Hint, ...]) -> float:
-        """Return the baseline time of hints; for a recording it is the median step, not the mean."""
+        """Return the baseline time for hints; for a recording, this is the median step, not the mean."""
         own = next((hint.iteration_s - hint.delta_s for hint in found if not hint.not_asked), self.iteration_s)
         return self.iteration_s if math.isclose(own, self.iteration_s, rel_tol=1e-9) else own
 
@@ -331,12 +333,12 @@ class StepProfile:
         return notebook_page(self)
 
     def check(self) -> None:
-        """Check that the parts of the tree sum to the whole.
+        """Check that the parts of the tree add up to the whole.
 
         Raises
         ------
         ArtifactError
-            A node differs from the sum of its children.
+            If a node differs from the sum of its children.
         """
         parts: list[tuple[str, float, int]] = [("step", self.iteration_s - self.root.wall_s, 0)]
         for node in self.root.walk():

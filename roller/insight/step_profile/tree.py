@@ -1,4 +1,4 @@
-"""Builder of a profile's tree, bottom-up from its leaves, so that children sum to their parents."""
+"""Builder for a profile's tree, from the leaves up, so that children add up to their parents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Path = tuple[Key, ...]
 
 
 def path_of_call(stack: Stack, module: str, operator: str = "") -> Path:
-    """Return the tree path of an operator: the lines of its stack, and the modules between them.
+    """Return the tree path of an operator: the lines in its stack, and the modules between them.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def path_of_call(stack: Stack, module: str, operator: str = "") -> Path:
 
 
 def _modules_between(outer: str, inner: str) -> Iterator[Key]:
-    """Yield the modules from below one path to another; only the other if it is outside of the first."""
+    """Yield the modules below one path down to another, or only the other if it is outside the first."""
     if inner == outer or not inner:
         return
     is_path = _MODULE_PATH.fullmatch(inner) is not None  # regions of a recording can have any name
@@ -62,7 +62,7 @@ def _modules_between(outer: str, inner: str) -> Iterator[Key]:
 
 @dataclass
 class _Draft:
-    """A node under construction; only leaves have their own figures."""
+    """A node under construction; only leaves have figures of their own."""
 
     key: Key
     children: dict[Key, _Draft] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Tree:
             leaf.requested[kind] = leaf.requested.get(kind, 0) + requested
 
     def path_of_module(self, module: str) -> Path:
-        """Return the path of a module: of its first call, else below the nearest enclosing module."""
+        """Return the path of a module: the path of its first call, or else one below the nearest enclosing module."""
         known = module
         while known not in self._module_paths:
             known = known.rpartition(".")[0]

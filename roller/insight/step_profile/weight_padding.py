@@ -1,4 +1,4 @@
-"""Sizes of a step's weights that padding would speed up, found like those of ``roller lint``."""
+"""Sizes of a step's weights that would run faster if padded, found as in ``roller lint``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ASSUMED = (
 
 @dataclass(frozen=True)
 class PaddedWeights:
-    """Graph transform that pads sizes of weights with zeros and replaces the times of the affected kernels."""
+    """Graph transform that pads weight sizes with zeros and replaces the times of the affected kernels."""
 
     sizes: Mapping[int, int]  # size -> padded size
     weights: tuple[str, ...]
@@ -49,7 +49,7 @@ class PaddedWeights:
 
 @dataclass(frozen=True)
 class _Site:
-    """A kernel of a task, and its sizes that are also sizes of a weight."""
+    """A kernel of a task, and the kernel's sizes that are also sizes of a weight."""
 
     task: int
     kernel: Kernel
@@ -62,7 +62,7 @@ class _Site:
 
 
 def padded_weights(graph: StepGraph, trace: Trace, policy: str = "library") -> tuple[PaddedWeights, ...]:
-    """Return paddings of weights that speed up kernels with at least 2 % of the step's time."""
+    """Return weight paddings that speed up kernels with at least 2 % of the step's time."""
     spec = graph.device
     if spec is None or not spec.traits.blocks:
         return ()  # on a CPU the time of a kernel depends on the step around it
@@ -93,7 +93,7 @@ def _sites(graph: StepGraph, trace: Trace) -> Iterator[_Site]:
 
 
 def _weights_by_storage(trace: Trace) -> dict[int, str]:
-    """Return names of parameters by storage, including those of gradients and of casts of both."""
+    """Return parameter names by storage, including the storages of gradients and of casts of both."""
     names = {n: s.name for n, s in trace.storages.items() if s.kind in ("parameter", "gradient") and s.name}
     alone = [found for operator in trace.operators if (found := _copied(operator)) is not None]
     for source, result in alone:
@@ -106,7 +106,7 @@ def _weights_by_storage(trace: Trace) -> dict[int, str]:
 
 
 def _copied(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
-    """Return input and output of an operator with one of each, of equal shape; else ``None``."""
+    """Return the input and output of an operator with one of each and equal shapes; otherwise ``None``."""
     if len(operator.inputs) != 1 or len(operator.outputs) != 1:
         return None
     (source,), (result,) = operator.inputs, operator.outputs
@@ -125,7 +125,7 @@ def _paddings(graph: StepGraph, sites: Sequence[_Site], prices: Kernels) -> list
 
 
 def _joined(paddings: Sequence[Mapping[int, int]]) -> list[dict[int, int]]:
-    """Merge paddings that share a size; each size takes its largest padding."""
+    """Merge paddings that share a size; for each size, take the largest padding."""
     groups: list[dict[int, int]] = []
     for one in paddings:
         whole = dict(one)

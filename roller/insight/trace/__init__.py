@@ -1,1 +1,1 @@
-"""Traces: the operators, allocations and frees of a training step, as plain data; ``pytorch`` makes them of models."""
+"""Traces: the operators, allocations and frees of a training step as plain data; ``pytorch`` makes them from models."""

@@ -1,7 +1,8 @@
-"""Traces of other batches from those of two: where every size is affine in the batch, none has to be traced again.
+"""Traces for other batches, derived from two traces if every size is affine in the batch.
 
-A size of a step, as an axis, a stride or the bytes of a storage, is mostly ``p + q * batch``. Two traces give ``p`` and
-``q`` of each; a third one shows whether that holds. Steps whose operators depend on the batch are told apart.
+A size in a step, such as an axis, a stride or the bytes of a storage, is usually ``p + q * batch``. Two traces give
+``p`` and ``q`` for each size, and a third shows whether this is correct. Steps whose operators depend on the batch are
+recognized.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage,
 
 
 class NotAffineError(ValueError):
-    """Sizes of two traces are not affine in the batch, or the traces differ in more than sizes."""
+    """Sizes in two traces are not affine in the batch, or the traces differ in more than sizes."""
 
 
 @dataclass(frozen=True)
 class AffineBatch:
-    """Traces of one step at two batches.
+    """Traces of one step at two batch sizes.
 
     Parameters
     ----------
     low, high
-        The traces; their batches are in their options.
+        The traces; their options give their batches.
 
     Examples
     --------
@@ -39,7 +40,7 @@ class AffineBatch:
     high: Trace
 
     def at(self, batch: int) -> Trace:
-        """Return the trace of another batch."""
+        """Return the trace for another batch."""
         low, high = self.low, self.high
         blend = _blend_of(int(low.options["batch"]), int(high.options["batch"]), batch)
         if low.iterations != high.iterations or len(low.events) != len(high.events):
@@ -53,7 +54,7 @@ class AffineBatch:
 
 
 def is_same_step(one: Trace, other: Trace) -> bool:
-    """Return whether two traces are the same but for floating-point arguments, warnings and options."""
+    """Return whether two traces are equal apart from floating-point arguments, warnings and options."""
     return (
         one.iterations == other.iterations
         and one.events == other.events
@@ -67,12 +68,12 @@ def is_same_step(one: Trace, other: Trace) -> bool:
 
 
 class TracesByBatch:
-    """Traces of one step at any batch, traced only until three of them show that the others follow.
+    """Traces of one step at any batch; batches are traced only until three of them show that the others can be derived.
 
     Parameters
     ----------
     trace_of
-        Traces the step at a batch.
+        Function that traces the step at a batch.
     """
 
     def __init__(self, trace_of: Callable[[int], Trace]) -> None:
@@ -83,11 +84,11 @@ class TracesByBatch:
 
     @property
     def traced(self) -> tuple[int, ...]:
-        """Batches that were traced, in order."""
+        """Traced batches, in order."""
         return tuple(sorted(self._traced))
 
     def at(self, batch: int) -> Trace:
-        """Return the trace of a batch."""
+        """Return the trace for a batch."""
         found = self._traced.get(batch)
         if found is not None:
             return found
@@ -97,7 +98,7 @@ class TracesByBatch:
         if self._affine is not None and batch > 1:  # an axis of 1 is broadcast, and copies of it are left out
             try:
                 return self._affine.at(batch)
-            except NotAffineError:  # as a size that would be negative there
+            except NotAffineError:  # such as a size that would be negative there
                 pass
         found = self._traced[batch] = self._trace_of(batch)
         return found
@@ -108,7 +109,7 @@ _PROOF = 3
 
 
 def _proved(traced: Mapping[int, Trace]) -> AffineBatch | None:
-    """Return the traces of the least and the greatest batch, if all others follow from them."""
+    """Return the traces of the smallest and the largest batch if all others can be derived from them."""
     batches = sorted(traced)
     found = AffineBatch(traced[batches[0]], traced[batches[-1]])
     try:
@@ -167,7 +168,7 @@ def _tensor(a: TensorRecord, b: TensorRecord, blend: _Blend) -> TensorRecord:
 
 
 def _value(a: Any, b: Any, blend: _Blend) -> Any:
-    """Return an argument; floating-point ones, which cost nothing, are those of the first trace."""
+    """Return an argument; floating-point arguments, which do not affect cost, are taken from the first trace."""
     if isinstance(a, bool) or isinstance(b, bool) or type(a) is not type(b):
         if a != b:
             raise NotAffineError(f"arguments {a!r} and {b!r}")

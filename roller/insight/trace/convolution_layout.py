@@ -1,4 +1,4 @@
-"""Layouts of images, and which of them a library's convolution takes: channels innermost, padded to vectors."""
+"""Layouts of images, and the layout that a library's convolution needs: channels innermost, padded to vectors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from roller.insight.trace.tensor_bytes import itemsize
 from roller.insight.trace.trace import TensorRecord
 
-#: Bytes that the channels of a pixel are a multiple of where a matrix unit's kernels load vectors; images of at most
-#: four channels have kernels of their own, which take four (NVIDIA's convolution guide, "Channels In And Out").
+#: Number of bytes of which a pixel's channels must be a multiple if a matrix unit's kernels load vectors; images with
+#: at most four channels have special kernels, which take four (NVIDIA's convolution guide, "Channels In And Out").
 _VECTOR_BYTES, _FEW_CHANNELS = 16, 4
 
 
 def channels_innermost(tensor: TensorRecord) -> bool:
-    """Return whether the channels of an image lie next to each other; of one pixel, or one channel, they do."""
+    """Return whether an image's channels are adjacent in memory; true for a single pixel or a single channel."""
     if math.prod(tensor.shape[2:]) == 1 or tensor.shape[1] == 1:
         return True
     return tensor.stride[1] == 1
@@ -23,7 +23,7 @@ def channels_innermost(tensor: TensorRecord) -> bool:
 def suggests_innermost(tensor: TensorRecord) -> bool:
     """Return whether the strides of filters suggest channels innermost, as in ``Tensor::suggest_memory_format``.
 
-    Of one channel or one point the strides themselves tell: those of channels innermost are kept by conversions.
+    For one channel or one point, the strides themselves decide, since conversions keep channels-innermost strides.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def suggests_innermost(tensor: TensorRecord) -> bool:
 
 
 def vector_channels(channels: int, dtype: str) -> int:
-    """Return the channels of an image whose pixels are whole vectors.
+    """Return the number of channels of an image whose pixels are whole vectors.
 
     Examples
     --------
@@ -57,32 +57,32 @@ def vector_channels(channels: int, dtype: str) -> int:
 
 
 def whole_vector(dtype: str) -> int:
-    """Return the channels of a vector."""
+    """Return the number of channels in a vector."""
     return max(1, _VECTOR_BYTES // itemsize(dtype))
 
 
 def padded_channels(tensor: TensorRecord, groups: int) -> int:
-    """Return the channels of the copy that a matrix unit's kernel takes; those of groups are not padded."""
+    """Return the channels of the copy that a matrix unit's kernel needs; channels in groups are not padded."""
     return tensor.shape[1] if groups > 1 else vector_channels(tensor.shape[1], tensor.dtype)
 
 
 def is_converted(tensor: TensorRecord, groups: int) -> bool:
     """Return whether a library converts an image or filters for a matrix unit's kernel.
 
-    A tensor whose channels are innermost and whole vectors is taken as it is.
+    A tensor whose channels are innermost and form whole vectors is used unchanged.
     """
     return padded_channels(tensor, groups) != tensor.shape[1] or not channels_innermost(tensor)
 
 
 def is_depthwise(weight: TensorRecord, groups: int, transposed: bool) -> bool:
-    """Return whether every filter sees one channel; no matrix unit computes it."""
+    """Return whether every filter sees only one channel, which no matrix unit computes."""
     return groups > 1 and weight.shape[1] == 1 and len(weight.shape) <= 4 and not transposed
 
 
 def multiplies_planes(weight: TensorRecord, stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:
-    """Return whether a convolution is a product of matrices in planes of channels: filters by the planes of an image.
+    """Return whether a convolution is a matrix product on channel planes: filters times the planes of an image.
 
-    Every window is a point, every point of the image has one, and channels are whole vectors.
+    This is the case if every window is a point, every point of the image has a window, and channels form whole vectors.
     """
     filters, channels, *window = weight.shape
     if groups != 1 or len(window) > 2 or {*window, *stride} != {1} or any(padding):

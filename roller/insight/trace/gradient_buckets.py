@@ -1,4 +1,4 @@
-"""Gradients that devices reduce, in buckets: those of ``DistributedDataParallel``, filled in the order they appear."""
+"""Gradients that devices reduce in buckets: those of ``DistributedDataParallel``, filled in order of appearance."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 class Gradient(NamedTuple):
     """The gradient of one parameter in one step, which devices reduce.
 
-    ``ready`` and ``update`` are operators of a trace's step, or tasks of a graph.
+    ``ready`` and ``update`` are operators in a trace's step, or tasks in a graph.
 
     Parameters
     ----------
     size_bytes
-        Of the whole gradient; 0 of a sparse one, whose rows a trace does not count.
+        Bytes of the whole gradient; 0 for a sparse gradient, whose rows a trace does not count.
     ready
-        After the end of which it is whole.
+        Operator or task at whose end the gradient is complete.
     iteration
-        Step of the profile; 0 of a trace.
+        Step in the profile; 0 for a trace.
     module
-        Path of the module whose backward wrote it last; ``""`` where a profile does not tell.
+        Path of the module whose backward last wrote the gradient; ``""`` if a profile does not give it.
     update
-        What the reduction holds up: in a trace the first operator after that backward, the count of operators if none
-        follows. ``None`` where only the phases of a profile tell, or nothing follows.
+        Operator or task that waits for the reduction: in a trace, the first operator after that backward, or the number
+        of operators if none follows. ``None`` if only the phases of a profile give it, or nothing follows.
     name
-        Of the parameter; ``""`` where a profile does not tell.
+        Name of the parameter; ``""`` if a profile does not give it.
     """
 
     size_bytes: int
@@ -44,43 +44,43 @@ class Gradient(NamedTuple):
     name: str = ""
 
     def shift_ids(self, tasks: int, iterations: int = 0) -> Gradient:
-        """Return the gradient in a graph that has so many tasks, and steps, ahead of these."""
+        """Return the gradient in a graph that has this many tasks and steps before these."""
         update = None if self.update is None else self.update + tasks
         return self._replace(ready=self.ready + tasks, iteration=self.iteration + iterations, update=update)
 
 
 class Bucket(NamedTuple):
-    """Gradients that are reduced together, in the order in which they are whole."""
+    """Gradients that are reduced together, in the order in which they become complete."""
 
     gradients: tuple[Gradient, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Of all its gradients."""
+        """Total bytes of the bucket's gradients."""
         return sum(g.size_bytes for g in self.gradients)
 
     @property
     def ready(self) -> int:
-        """What the last of its gradients is whole after."""
+        """Operator or task after which the last of the bucket's gradients is complete."""
         return self.gradients[-1].ready
 
     @property
     def update(self) -> int | None:
-        """What needs them."""
+        """Operator or task that needs the bucket's gradients."""
         return self.gradients[-1].update
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters."""
+        """Names of the bucket's parameters."""
         return tuple(g.name for g in self.gradients)
 
 
 def gradients_of(trace: Trace) -> list[Gradient]:
-    """Return what devices reduce in the last step, in the order in which gradients appear.
+    """Return the gradients that devices reduce in the last step, in order of appearance.
 
-    A gradient that several backward passes add to is reduced once, when it is whole, as ``no_sync`` has it. One that is
-    read and written anew, as where two optimizers take turns, is reduced each time. Operators are those of
-    :meth:`~roller.insight.trace.trace.Trace.steady`.
+    A gradient to which several backward passes add is reduced once, when it is complete, as under ``no_sync``. A
+    gradient that is read and then written again, e.g. if two optimizers take turns, is reduced each time. Operators are
+    numbered as in :meth:`~roller.insight.trace.trace.Trace.steady`.
     """
     step, found = trace.steady(), list[Gradient]()
     written: dict[int, tuple[int, str]] = {}
@@ -111,15 +111,15 @@ def gradients_of(trace: Trace) -> list[Gradient]:
 def buckets(
     trace: Trace, *, first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
-    """Return the buckets of the last step's gradients, as they are filled once PyTorch knows their order.
+    """Return the buckets for the last step's gradients, as filled once PyTorch knows the order of the gradients.
 
-    A bucket is full as soon as it holds its capacity. Gradients that hold up different operators, those of different
-    backward passes, never share one.
+    A bucket is full as soon as it reaches its capacity. Gradients for which different operators wait, i.e. those of
+    different backward passes, never share a bucket.
 
     Raises
     ------
     RollerError
-        The step has a backward pass, but leaves no gradient of a parameter: what devices share is unknown.
+        If the step has a backward pass but leaves no parameter gradients, so that it is unknown what devices share.
     """
     whole = sorted(gradients_of(trace), key=lambda g: g.update or 0)
     if not whole and any(o.phase == "backward" for o in trace.steady()):
@@ -133,7 +133,7 @@ def buckets(
 def group_into_buckets(
     gradients: Sequence[Gradient], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> list[Bucket]:
-    """Return the buckets that gradients fill in order; those of other steps, or that others need, never share one."""
+    """Return the buckets that gradients fill in order; different steps or waiting operators never share a bucket."""
     groups: dict[tuple[int, int | None], list[Gradient]] = {}
     for gradient in gradients:
         groups.setdefault((gradient.iteration, gradient.update), []).append(gradient)
@@ -146,7 +146,7 @@ def group_into_buckets(
 def bucket_slices(
     sizes: Sequence[int], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> list[slice]:
-    """Return the buckets that gradients of so many bytes fill in order: one is full as soon as it holds its capacity.
+    """Return the buckets filled in order by gradients of given bytes; a bucket is full once it reaches its capacity.
 
     Examples
     --------
@@ -164,9 +164,9 @@ def bucket_slices(
 
 
 def add_bucket_storages(trace: Trace, found: Sequence[Bucket]) -> Trace:
-    """Return a trace that holds the buckets from its begin, beside the gradients, as PyTorch does by default.
+    """Return a trace that allocates the buckets at its start, in addition to the gradients, as PyTorch does by default.
 
-    Buckets whose gradients were reduced before in the same step are the same memory.
+    Buckets whose gradients were already reduced in the same step share memory.
     """
     first, seen = 1 + max(trace.storages, default=0), set[str]()
     held: dict[int, Storage] = {}

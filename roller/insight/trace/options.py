@@ -1,4 +1,4 @@
-"""Options of a trace: batch, device, precision and checkpointing, and the compute capability of a device."""
+"""Options of a trace: batch, device, precision and checkpointing; also the compute capability of a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.insight.trace.torch_release import TorchRelease
 PRECISIONS = {
     "fp32": None, "float32": None, "none": None, "fp16": "fp16", "float16": "fp16", "bf16": "bf16", "bfloat16": "bf16"
 }  # fmt: skip
-#: Stands for the compute capability of a CPU, which also runs PyTorch's own code.
+#: Placeholder for the compute capability of a CPU, which also runs PyTorch's own code.
 HOST = (0, 0)
 
 
@@ -26,14 +26,14 @@ class DeviceRules(NamedTuple):
 
 
 class FixedOptionError(ModelError):
-    """A step has its own value of an option.
+    """A step sets its own value for an option.
 
     Parameters
     ----------
     message
-        Why the option cannot be changed, with a remedy.
+        Why the option cannot be changed, and a remedy.
     in_short
-        Which option the step chooses itself, for a note beside a change.
+        Which option the step itself chooses, for a note next to a change.
     """
 
     def __init__(self, message: str, in_short: str) -> None:
@@ -41,26 +41,26 @@ class FixedOptionError(ModelError):
         self.in_short = in_short
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with everything that made it."""
+        """Pickle the error with all its constructor arguments."""
         return type(self), (*self.args, self.in_short)
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Options under which a step is traced; ``None`` keeps an option of the first trace.
+    """Options under which a step is traced; ``None`` keeps the first trace's value.
 
     Parameters
     ----------
     batch
-        Samples of a step.
+        Samples per step.
     device
         Device whose rules choose kernels.
     amp
         ``"fp32"``, ``"fp16"`` or ``"bf16"``.
     checkpoint
-        Modules that run again in backward: ``True`` for the repeated blocks, or patterns of paths.
+        Modules that run again in backward: ``True`` for the repeated blocks, or path patterns.
     torch_release
-        Release of PyTorch whose rules decide what is saved and allocated, e.g. ``"1.10"``; ``""`` for the newest.
+        PyTorch release whose rules decide what is saved and allocated, e.g. ``"1.10"``; ``""`` for the newest.
     """
 
     batch: int | None = None

@@ -1,4 +1,4 @@
-"""The most memory that this process had since a moment, as Linux counts it."""
+"""The peak memory of this process since a given moment, as counted by Linux."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ except ImportError:  # a system without it
 
 
 def reset_peak() -> None:
-    """Begin to count anew, where the system allows it; else the peak is that of the whole process."""
+    """Start counting again if the system allows it; otherwise, the peak covers the whole life of the process."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes() -> int:
-    """Return the greatest resident size since :func:`reset_peak`; 0 where the system does not tell."""
+    """Return the largest resident size since :func:`reset_peak`; 0 if the system does not report it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -11,7 +11,7 @@ from roller.errors import RollerError
 
 
 class Cancelled(RollerError):
-    """The caller cancelled the work; what was priced until then is kept."""
+    """The caller cancelled the work; whatever was priced until then is kept."""
 
 
 class _Watch(NamedTuple):
@@ -28,16 +28,16 @@ def listening(
     *,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Follow ``trace``, ``forecast`` and ``sweep`` within this context, and cancel them.
+    """Follow ``trace``, ``forecast`` and ``sweep`` within this context, and optionally cancel them.
 
     Parameters
     ----------
     listener
-        Called with the stage (``"trace"``, ``"price"``, ``"sweep"``), the number of operators or rows done, and how
-        many there are; 0 while that is not known, as of a trace.
+        Called with the stage (``"trace"``, ``"price"``, ``"sweep"``), the number of finished operators or rows, and
+        their total number, which is 0 while it is unknown, as in a trace.
     is_cancelled
-        Asked after each operator; where it is true, the work raises :class:`Cancelled`. The ``is_set`` of a
-        ``threading.Event`` will do.
+        Called after each operator; if it returns true, the work raises :class:`Cancelled`. The ``is_set`` method of a
+        ``threading.Event`` is suitable.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def listening(
 
 
 def report(stage: str, done: int, total: int = 0) -> None:
-    """Tell whoever listens how far a stage is."""
+    """Report the progress of a stage to the listeners."""
     watch = _WATCH.get()
     if watch is None:
         return

@@ -1,15 +1,15 @@
-"""The folder of a user's project, which the files of stacks are relative to."""
+"""The folder of a user's project, to which file paths in stacks are relative."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: A folder that holds one of these is a project.
+#: A folder that contains one of these is a project.
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
 def project_of(path: Path) -> Path:
-    """Return the nearest folder of a project that contains a folder; the folder itself where there is none."""
+    """Return the nearest project folder that contains a folder; the folder itself if there is none."""
     folder = path.resolve()
     for one in (folder, *folder.parents):
         if any((one / name).exists() for name in _PROJECT_FILES):
@@ -18,7 +18,7 @@ def project_of(path: Path) -> Path:
 
 
 def module_of(path: Path, least: int = 0) -> tuple[Path, str]:
-    """Return the folder from which a file is imported, and its module name."""
+    """Return the folder from which a file is imported, and the file's module name."""
     folder, names = path.absolute().parent, [path.stem]
     while (folder / "__init__.py").is_file() or len(names) <= least:
         names.insert(0, folder.name)
@@ -27,6 +27,6 @@ def module_of(path: Path, least: int = 0) -> tuple[Path, str]:
 
 
 def path_in_project(path: Path) -> str:
-    """Return the path of a file as stacks name it: relative to its project."""
+    """Return the path of a file relative to its project, as stacks name it."""
     whole = path.resolve()
     return whole.relative_to(project_of(whole.parent)).as_posix()

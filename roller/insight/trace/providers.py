@@ -1,4 +1,4 @@
-"""The three functions of an entry file: their names, whether a file has them, and what is wrong with them."""
+"""The three functions of an entry file: their names, whether a file has them, and any errors in them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
 from roller.insight.trace.project_folder import path_in_project
 
-#: What an entry file defines.
+#: Functions that an entry file defines.
 PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
-#: Beginnings of names in files for DeepView and Skyline, whose providers are the same.
+#: Prefixes of names in files for DeepView and Skyline, which have the same providers.
 _PREFIXES = ("", "deepview_", "skyline_")
-#: How each is called, and a definition that can be called so.
+#: How each function is called, and a matching definition.
 _CALLS: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any], str]] = {
     "model_provider": ((), {}, "def model_provider()"),
     "input_provider": ((), {"batch_size": 1}, "def input_provider(batch_size=16)"),
@@ -27,14 +27,14 @@ _CALLS: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any], str]] = {
 
 @dataclass(frozen=True)
 class ProviderProblem:
-    """One thing that is wrong with a provider.
+    """One error in a provider.
 
     Parameters
     ----------
     file, line
         Place of the error; the path is relative to the project. Line 1 for a missing function.
     text
-        What was expected, what was found, and what to do.
+        Description of what was expected, what was found, and what to do.
     """
 
     file: str
@@ -43,12 +43,12 @@ class ProviderProblem:
 
 
 class ProviderErrors(ModelError):
-    """Everything that is wrong with the providers of an entry file.
+    """All errors in the providers of an entry file.
 
     Parameters
     ----------
     problems
-        At least one, in the order of lines.
+        The errors, at least one, in line order.
     """
 
     def __init__(self, problems: Sequence[ProviderProblem]) -> None:
@@ -61,22 +61,22 @@ class ProviderErrors(ModelError):
             super().__init__(f"{first.file}: expected three providers, got {len(self.problems)} errors: {found}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the problems as JSON data: ``file``, ``line`` and ``text`` of each."""
+        """Return the errors as JSON data: ``file``, ``line`` and ``text`` for each."""
         return [asdict(problem) for problem in self.problems]
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> ProviderErrors:
-        """Return the errors of :meth:`rows`."""
+        """Create the errors from the data of :meth:`rows`."""
         return cls([ProviderProblem(str(row["file"]), int(row["line"]), str(row["text"])) for row in rows])
 
 
 def names_of(provider: str) -> tuple[str, ...]:
-    """Return the names of a provider: its own, and those that other tools give it."""
+    """Return the names of a provider: its own, and those used by other tools."""
     return tuple(prefix + provider for prefix in _PREFIXES)
 
 
 def is_script(path: Path) -> bool:
-    """Return whether a Python file binds no provider at all, and imports nothing that may: it is a program."""
+    """Return whether a Python file is a program: it neither binds a provider nor imports anything that may be one."""
     try:
         body = ast.parse(read_text(path)).body
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -96,7 +96,7 @@ def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def resolve_providers(module: Any, path: Path) -> None:
-    """Give a loaded entry file the three names, whichever of their aliases it defines."""
+    """Give a loaded entry file the three standard names, whichever of their aliases it defines."""
     problems = [problem for name in PROVIDERS for problem in _problems_of(module, name, path)]
     if problems:
         raise ProviderErrors(sorted(problems, key=lambda one: one.line))
@@ -105,7 +105,7 @@ def resolve_providers(module: Any, path: Path) -> None:
 def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem]:
     function = next((f for alias in names_of(name) if callable(f := getattr(module, alias, None))), None)
     if function is None:
-        taken = {alias for provider in PROVIDERS for alias in names_of(provider)}  # these are no misspellings
+        taken = {alias for provider in PROVIDERS for alias in names_of(provider)}  # these are not misspellings
         names = [known for known in vars(module) if known not in taken and callable(getattr(module, known))]
         yield ProviderProblem(
             path_in_project(path), 1,

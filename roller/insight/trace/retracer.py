@@ -22,11 +22,11 @@ class Retracer(Generic[T]):
     Parameters
     ----------
     make
-        Traces the step under complete options.
+        Function that traces the step under complete options.
     first
         Options of the first trace, which are the defaults of later ones.
     wrap
-        Function of a trace and of a retracer with that trace's options as defaults; makes the result.
+        Function that makes the result from a trace and a retracer with that trace's options as defaults.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Retracer(Generic[T]):
         return found
 
     def _from(self, options: TraceOptions) -> Retracer[T]:
-        """Return a retracer of the same traces, for which these options are the defaults."""
+        """Return a retracer with the same traces and these options as the defaults."""
         again = Retracer(self._make, options, self._wrap)
         again._kept = self._kept
         return again
@@ -79,7 +79,7 @@ class Retracer(Generic[T]):
 
 
 def _alike(trace: Trace, capability: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the compute capabilities for which PyTorch chooses the kernels of a trace; no GPU runs what a CPU does."""
+    """Return the compute capabilities for which PyTorch chooses a trace's kernels; GPUs never run a CPU's kernels."""
     if capability == HOST:
         return []
     return [(major, minor) for major, minor in trace.options.get("capabilities_alike", ())]

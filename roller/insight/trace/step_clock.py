@@ -1,9 +1,9 @@
-"""Times consecutive steps until they are stable: blocks of three, and what the median of them may be.
+"""Times consecutive steps in blocks of three until they are stable, and estimates the interval of their median.
 
-Blocks are the windows of the clock of kernels (:mod:`roller.runtime.clock`): one in which the step's threads were ready
-and waited for a processor more than a twentieth of the time is disturbed. (A kernel never sleeps; a step may, for its
-data.) The interval is that of order statistics, which assumes nothing of how times are distributed: the true median
-lies between the k-th least and the k-th greatest of n with 95 %.
+Blocks correspond to the windows of the kernel clock (:mod:`roller.runtime.clock`). A block is disturbed if the step's
+threads, ready to run, waited for a processor for more than a twentieth of the time. (A kernel never sleeps; a step may,
+waiting for its data.) The interval is based on order statistics, without assumptions about how times are distributed:
+with 95 % confidence, the true median lies between the k-th smallest and the k-th largest of n times.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from roller.insight.trace.progress import report
 from roller.runtime.clock import QUIET_SHARE, Clock, ClockSample, system_clock
 from roller.runtime.windows import spell
 
-#: Consecutive steps of a block.
+#: Number of consecutive steps in a block.
 BLOCK_STEPS = 3
-#: Undisturbed blocks that a stable time needs, and blocks that are taken whatever they cost.
+#: Number of undisturbed blocks that a stable time needs, and of blocks that are taken at any cost.
 NEEDED, LEAST = 5, 3
 #: Width of the interval, relative to the median, at which a time is stable, and at which no more blocks are taken.
 STABLE, SETTLED = 0.10, 0.02
-#: Steps are warm when two in a row differ by no more than this; most steps of a warm-up.
+#: Largest difference between two consecutive warm steps, and maximum number of warm-up steps.
 _WARM, _MOST_WARM = 0.05, 10
-#: Most blocks, and the share of the budget that a warm-up may take.
+#: Maximum number of blocks, and the share of the budget that a warm-up may take.
 _MOST, _WARM_SHARE = 100, 0.25
 
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds of a step.
+    """Seconds per step.
 
     Parameters
     ----------
     median_s, lower_s, upper_s
-        Median of the blocks, and the interval of 95 % around it (the least and the greatest of fewer than six). Of
-        disturbed blocks, ``lower_s`` is what is left without all that other work took.
+        Median of the blocks, and its 95 % confidence interval (minimum and maximum for fewer than six blocks). For
+        disturbed blocks, ``lower_s`` excludes all the time that other programs took.
     is_stable
-        Whether enough blocks were undisturbed, and the interval is narrow.
+        Whether enough blocks were undisturbed and the interval is narrow.
     samples_s
-        Seconds of a step in every block that counts: the undisturbed ones where there are enough, else all.
+        Seconds per step in every block that counts: the undisturbed blocks if there are enough, otherwise all blocks.
     note
-        Why the time is not stable; empty where it is.
+        Why the time is not stable; empty if it is stable.
     """
 
     median_s: float
@@ -61,7 +61,7 @@ def time_steps(
     budget_s: float,
     between: Callable[[], object] = lambda: None,
 ) -> StepTiming:
-    """Return the seconds of a step."""
+    """Return the seconds per step."""
     chosen = system_clock()
     calls = max(1, -(-BLOCK_STEPS // steps_per_call))
     start, blocks = chosen.now(), list[ClockSample]()
@@ -76,7 +76,7 @@ def time_steps(
             report("measure", len(blocks))
             between()
             chosen.attend()
-            step()  # what ran between has left its own data in the caches
+            step()  # code that ran in between has left its own data in the caches
             blocks.append(spell(step, chosen, calls))
             quiet = _quiet(blocks, chosen)
             if len(quiet) >= NEEDED and _width(quiet) <= SETTLED:
@@ -87,7 +87,7 @@ def time_steps(
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval that contains the median with 95 %; the least and greatest of fewer than six values.
+    """Return the median's 95 % confidence interval; the minimum and maximum for fewer than six values.
 
     Examples
     --------

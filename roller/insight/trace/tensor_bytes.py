@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from roller.core.dtypes import DTYPE_BYTES
 from roller.insight.trace.trace import TensorRecord
 
-#: Bytes of dtypes that roller computes nothing in.
+#: Bytes per element of dtypes in which roller does not compute.
 _OTHER_BYTES = {"complex64": 8, "complex128": 16, "complex32": 4, "float8_e5m2fnuz": 1, "float8_e4m3fnuz": 1,
                 "uint16": 2, "uint32": 4, "uint64": 8}  # fmt: skip
 
@@ -24,7 +24,7 @@ def element_count(tensor: TensorRecord) -> int:
 
 
 def distinct_bytes(tensor: TensorRecord) -> int:
-    """Return the bytes of a tensor in memory, where an expanded dimension repeats the same elements."""
+    """Return the bytes that a tensor occupies in memory; an expanded dimension repeats the same elements."""
     if len(tensor.stride) != len(tensor.shape):
         return element_count(tensor) * itemsize(tensor.dtype)
     own = (n for n, s in zip(tensor.shape, tensor.stride, strict=True) if s != 0 or n <= 1)
@@ -32,5 +32,5 @@ def distinct_bytes(tensor: TensorRecord) -> int:
 
 
 def total_bytes(tensors: Iterable[TensorRecord | None]) -> int:
-    """Return the distinct bytes of tensors; ``None`` counts nothing, a tensor given twice counts once."""
+    """Return the distinct bytes of tensors; ``None`` counts as 0, and a repeated tensor is counted once."""
     return sum(distinct_bytes(t) for t in dict.fromkeys(tensors) if t is not None)

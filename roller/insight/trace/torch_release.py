@@ -1,6 +1,6 @@
-"""What a release of PyTorch saves, allocates and loads, where releases differ.
+"""Differences between PyTorch releases in what they save, allocate and load.
 
-Each property names the release that changed it, by PyTorch's release notes and source.
+Each property names the release that changed it, according to PyTorch's release notes and source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OLDEST = (1, 6)
 
 @dataclass(frozen=True, order=True)
 class TorchRelease:
-    """A release of PyTorch by its first two numbers; the default is the newest one.
+    """A release of PyTorch, given by its first two numbers; the default is the newest release.
 
     Examples
     --------
@@ -31,12 +31,12 @@ class TorchRelease:
 
     @classmethod
     def parse(cls, text: str | None) -> TorchRelease:
-        """Return the release of a version such as ``"1.10"`` or ``"2.1.1+cu121"``; ``None`` or ``""``: the newest.
+        """Return the release for a version such as ``"1.10"`` or ``"2.1.1+cu121"``; ``None`` or ``""``: the newest.
 
         Raises
         ------
         ModelError
-            The text is no version, or one before 1.6.
+            If the text is not a version, or is a version before 1.6.
         """
         if text is None or text == "":
             return cls()
@@ -50,17 +50,17 @@ class TorchRelease:
         return release
 
     def __str__(self) -> str:
-        """Return the two numbers; of the default, nothing."""
+        """Return the two numbers; return an empty text for the default."""
         return "" if self == TorchRelease() else f"{self.major}.{self.minor}"
 
     @property
     def softmax_saves_input(self) -> bool:
-        """Whether softmax and log-softmax save their input for backward, beside their result (before 1.11)."""
+        """Whether softmax and log-softmax save their input for backward in addition to their result (before 1.11)."""
         return (self.major, self.minor) < (1, 11)
 
     @property
     def has_fused_attention(self) -> bool:
-        """Whether attention has kernels of its own; before 2.0 it is two products and a softmax."""
+        """Whether attention has its own kernels; before 2.0, it is two products and a softmax."""
         return (self.major, self.minor) >= (2, 0)
 
     @property
@@ -70,57 +70,57 @@ class TorchRelease:
 
     @property
     def flash_attention_keeps_layout(self) -> bool:
-        """Whether flash attention lays its result out as the query (FlashAttention-2, from 2.2 on), not by samples."""
+        """Whether flash attention's result has the query's layout, not one by samples (FlashAttention-2, from 2.2)."""
         return (self.major, self.minor) >= (2, 2)
 
     @property
     def unfused_attention_widens(self) -> bool:
-        """Whether the attention without a fused kernel computes 16-bit floats in 32 bits (from 2.5 on)."""
+        """Whether attention without a fused kernel computes 16-bit floats in 32 bits (from 2.5 on)."""
         return (self.major, self.minor) >= (2, 5)
 
     @property
     def has_cudnn_9(self) -> bool:
-        """Whether its packages bring cuDNN 9 (from 2.4 on; before, 8)."""
+        """Whether the release's packages include cuDNN 9 (from 2.4 on; earlier releases include cuDNN 8)."""
         return (self.major, self.minor) >= (2, 4)
 
     @property
     def has_compiler(self) -> bool:
-        """Whether ``torch.compile`` is there (from 2.0 on)."""
+        """Whether ``torch.compile`` is available (from 2.0 on)."""
         return (self.major, self.minor) >= (2, 0)
 
     @property
     def groups_optimizers(self) -> bool:
-        """Whether optimizers on a GPU update all parameters at once by default (``foreach``; from 2.0 on)."""
+        """Whether GPU optimizers update all parameters at once by default (``foreach``; from 2.0 on)."""
         return (self.major, self.minor) >= (2, 0)
 
     @property
     def drops_gradients(self) -> bool:
-        """Whether ``zero_grad()`` drops gradients by default, rather than zeroing them in place (from 2.0 on)."""
+        """Whether ``zero_grad()`` drops gradients by default rather than zeroing them in place (from 2.0 on)."""
         return (self.major, self.minor) >= (2, 0)
 
     @property
     def allocates_workspaces(self) -> bool:
-        """Whether workspaces of cuBLAS come from the caching allocator (from 1.13 on); before, from cuBLAS itself."""
+        """Whether cuBLAS workspaces come from the caching allocator (from 1.13 on) rather than from cuBLAS itself."""
         return (self.major, self.minor) >= (1, 13)
 
     @property
     def loads_lazily(self) -> bool:
-        """Whether kernels are loaded when they first run (CUDA 11.7, from 2.0 on by default), rather than at start."""
+        """Whether kernels are loaded when they first run (CUDA 11.7, by default from 2.0 on) rather than at start."""
         return (self.major, self.minor) >= (2, 0)
 
     @property
     def eager_share(self) -> float:
-        """Share that its context has of one of PyTorch 1.10, where all kernels are loaded at start.
+        """Size of the context relative to that of PyTorch 1.10, which loads all kernels at start.
 
-        From 1.13 on (CUDA 11.7), 922 of 1823 MiB on an A100 (stas00/ml-engineering, training/performance).
+        From 1.13 on (CUDA 11.7), it is 922 of 1823 MiB on an A100 (stas00/ml-engineering, training/performance).
         """
         return 922 / 1823 if (self.major, self.minor) >= (1, 13) else 1.0
 
     @property
     def has_expandable_segments(self) -> bool:
-        """Whether the caching allocator knows ``expandable_segments`` (from 2.1 on)."""
+        """Whether the caching allocator supports ``expandable_segments`` (from 2.1 on)."""
         return (self.major, self.minor) >= (2, 1)
 
 
-#: Today's.
+#: The current release.
 NEWEST = TorchRelease()

@@ -1,8 +1,8 @@
 """The data of a trace: operators with shapes, phases and origins, and every allocation and free, in order.
 
-A trace is plain data, made without a device; prices, the simulator of the allocator and reports read it without
-PyTorch. Names of operators and dtypes are those of PyTorch (``"aten.addmm.default"``, ``"float32"``); sizes are in
-elements unless their name has a unit.
+A trace is plain data, made without a device; prices, the allocator simulator and reports read it without PyTorch.
+Operators and dtypes have PyTorch's names (``"aten.addmm.default"``, ``"float32"``); sizes are in elements unless their
+name has a unit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ TRACE_VERSION = 2
 Kind = Literal[
     "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", "temporary", "workspace", "unknown"
 ]
-#: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is all else, such as set-up.
+#: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is everything else, such as
+#: set-up.
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 
 #: Namespace of the operators that a compiler generates, as in ``"inductor.triton_poi_fused_exp.default"``.
@@ -30,18 +31,18 @@ GENERATED = "inductor"
 
 
 class Frame(NamedTuple):
-    """A line of the user's project that runs a call.
+    """A line in the user's project that runs a call.
 
     Parameters
     ----------
     file
-        Relative to the project, with ``/``; a whole path where it lies elsewhere.
+        Path relative to the project, with ``/``; a full path for a file elsewhere.
     line
-        From 1.
+        Line number, from 1.
     function
-        Qualified name of the function that contains it; ``""`` in a trace of version 1.
+        Qualified name of the function that contains the line; ``""`` in a version 1 trace.
     module
-        Path of the module instance whose ``forward`` runs it; ``""`` of the root module, and outside of all.
+        Path of the module instance whose ``forward`` runs the line; ``""`` for the root module and outside all modules.
     """
 
     file: str
@@ -61,13 +62,13 @@ class TensorRecord:
     Parameters
     ----------
     shape, stride
-        In elements, outermost axis first.
+        Shape and strides in elements, outermost axis first.
     dtype
-        PyTorch's name, without ``torch.``.
+        PyTorch's name for the dtype, without ``torch.``.
     storage
-        Number of the storage; views share it.
+        Number of the storage, which views share.
     offset
-        First element in the storage.
+        Position of the first element in the storage.
     """
 
     shape: tuple[int, ...]
@@ -84,30 +85,32 @@ class Operator:
     Parameters
     ----------
     index
-        Place in the trace.
+        Position in the trace.
     name
-        Overload, ``"aten.addmm.default"``.
+        Name of the overload, e.g. ``"aten.addmm.default"``.
     phase
-        Where in the step it runs.
+        Phase of the step in which the operator runs.
     inputs, outputs
-        Tensors in the order of the schema; lists of tensors are flattened.
+        Tensors in schema order; lists of tensors are flattened.
     arguments
-        Every argument by its name in the schema. A tensor is ``{"tensor": i}``, ``inputs[i]``; a list of tensors is a
-        list of such; dtypes, layouts and devices are strings.
+        All arguments by their schema names. A tensor is ``{"tensor": i}`` for ``inputs[i]``; a list of tensors is a
+        list of these; dtypes, layouts and devices are strings.
     module
-        Path of the innermost module it ran in (``"encoder.layer.3.attention"``); of a backward operator, that of its
-        forward. ``""`` outside of all.
+        Path of the innermost module in which the operator ran (``"encoder.layer.3.attention"``); for a backward
+        operator, the module of its forward. ``""`` outside all modules.
     stack
-        The project's frames, from the line that calls the model to the one that calls the operator; of a backward
-        operator, those of its forward. Operators of one line share one tuple. Empty where no frame is the project's.
+        The project's frames, from the line that calls the model to the line that calls the operator; for a backward
+        operator, the frames of its forward. Operators of one line share one tuple. Empty if no frame belongs to the
+        project.
     stream
-        Stream it is launched on; 0 is the default stream.
+        Stream on which the operator is launched; 0 is the default stream.
     recomputed
-        Whether checkpointing runs it a second time.
+        Whether this is a second run for checkpointing.
     iteration
-        Training step it belongs to.
+        Training step to which the operator belongs.
     outside
-        Whether it runs outside of the root module's forward, as a loss does; of a backward operator, its forward.
+        Whether the operator runs outside the root module's forward, as a loss does; for a backward operator, whether
+        its forward does.
     """
 
     index: int
@@ -125,12 +128,12 @@ class Operator:
 
     @property
     def source(self) -> tuple[str, int] | None:
-        """File and line of the innermost frame; ``None`` if no frame is the project's."""
+        """File and line of the innermost frame; ``None`` if no frame belongs to the project."""
         return self.stack[-1][:2] if self.stack else None
 
     @cached_property
     def signature(self) -> tuple[Any, ...]:
-        """Name, layouts, dtypes, aliases, arguments other than floats: operators of one signature cost the same."""
+        """Name, layouts, dtypes, aliases and non-float arguments: operators with equal signatures have equal costs."""
         places: dict[int, int] = {}
 
         def layouts(records: Sequence[TensorRecord]) -> tuple[Any, ...]:
@@ -143,12 +146,12 @@ class Operator:
 
     @cached_property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of every input."""
+        """Shapes of all inputs."""
         return tuple(t.shape for t in self.inputs)
 
     @cached_property
     def input_dtypes(self) -> tuple[str, ...]:
-        """Of every input."""
+        """Dtypes of all inputs."""
         return tuple(t.dtype for t in self.inputs)
 
 
@@ -166,13 +169,13 @@ class AllocEvent:
     Parameters
     ----------
     storage
-        Its number; no number is given twice in one trace.
+        Number of the storage; numbers are unique within a trace.
     size_bytes
-        As requested, before any rounding.
+        Requested bytes, before any rounding.
     operator
-        Index of the operator during which it happens; -1 before the first.
+        Index of the operator during which the memory is requested; -1 before the first operator.
     stream
-        Stream the memory belongs to.
+        Stream to which the memory belongs.
     """
 
     storage: int
@@ -183,14 +186,14 @@ class AllocEvent:
 
 @dataclass(frozen=True)
 class FreeEvent:
-    """Memory of a storage is returned.
+    """The memory of a storage is returned.
 
     Parameters
     ----------
     storage
-        Its number.
+        Number of the storage.
     operator
-        Index of the last operator begun before it; -1 before the first.
+        Index of the last operator that began before the memory is returned; -1 before the first operator.
     """
 
     storage: int
@@ -206,9 +209,10 @@ class Storage:
     kind
         Purpose of the storage.
     name
-        Of parameters, buffers, their gradients and optimizer states: the parameter's name in the model; else ``""``.
+        For parameters, buffers, their gradients and optimizer states, the parameter's name in the model; otherwise
+        ``""``.
     size_bytes
-        As requested.
+        Requested bytes.
     """
 
     kind: Kind
@@ -218,24 +222,25 @@ class Storage:
 
 @dataclass(frozen=True)
 class Trace:
-    """One or more training steps, or inferences.
+    """A trace of one or more training steps or inferences.
 
     Parameters
     ----------
     operators
-        In the order of issue.
+        Operators in the order in which they were issued.
     events
         Allocations and frees, in order.
     storages
-        Number of a storage -> what is known of it.
+        Maps the number of each storage to its description.
     iterations
-        For each step, index of its first operator; a last number is the count of operators.
+        For each step, the index of its first operator; the last entry is the total number of operators.
     options
-        Options of the trace (batch, AMP, checkpointing ...), plain values.
+        Options of the trace (batch, AMP, checkpointing, etc.) as plain values.
     warnings
-        Sentences for the report: declared defaults, values that were read.
+        Sentences for the report about declared defaults and values that were read.
     registered
-        Name of a parameter -> the frames that register it, as ``self.fc = nn.Linear(4, 4)``, where that was seen.
+        Maps parameter names to the frames that register them, such as ``self.fc = nn.Linear(4, 4)``, if these were
+        seen.
     """
 
     operators: tuple[Operator, ...]
@@ -247,16 +252,16 @@ class Trace:
     registered: Mapping[str, Stack] = field(default_factory=dict)
 
     def steady(self) -> tuple[Operator, ...]:
-        """Return the operators of the last step: the first one sets up the optimizer's state."""
+        """Return the operators of the last step, since the first step sets up the optimizer's state."""
         return self.operators[self.iterations[-2] : self.iterations[-1]]
 
     @property
     def samples(self) -> float:
-        """Samples of one training step: the batch times the accumulation of gradients; 0 if it is unknown."""
+        """Samples per training step: the batch times the number of gradient accumulation steps; 0 if unknown."""
         return float(self.options.get("batch") or 0) * float(self.options.get("accumulate") or 1)
 
     def unlike(self) -> tuple[Trace, ...]:
-        """Return the trace up to each of the last steps that differ from one another, last first; mostly one."""
+        """Return the trace up to each of the last steps that differ from one another, last first; usually one trace."""
         count = min(int(self.options.get("unlike_steps") or 1), len(self.iterations) - 1)
         return (self, *(self._up_to_step(len(self.iterations) - n) for n in range(1, count)))
 
@@ -267,11 +272,11 @@ class Trace:
 
     @cached_property
     def allocations(self) -> Mapping[int, AllocEvent]:
-        """Number of a storage -> its allocation."""
+        """Maps the number of each storage to its allocation."""
         return {event.storage: event for event in self.events if isinstance(event, AllocEvent)}
 
     def to_json(self) -> str:
-        """Return the trace as JSON text of version :data:`TRACE_VERSION`; :meth:`from_json` reads it back equal."""
+        """Return the trace as JSON text of version :data:`TRACE_VERSION`; :meth:`from_json` restores an equal trace."""
         stacks: dict[Stack, int] = {}
         operators = [_operator_row(operator, stacks) for operator in self.operators]
         registered = {name: stacks.setdefault(stack, len(stacks)) for name, stack in self.registered.items()}
@@ -286,12 +291,12 @@ class Trace:
 
     @classmethod
     def from_json(cls, text: str, where: str = "trace") -> Trace:
-        """Return the trace that ``text`` holds.
+        """Return the trace contained in ``text``.
 
         Raises
         ------
         ArtifactError
-            ``text`` is no trace of this version; ``where`` names it.
+            If ``text`` is not a trace of this version; ``where`` names the text in the message.
         """
         try:
             data = json.loads(text)
@@ -351,7 +356,7 @@ def _stack_by_index(stacks: Sequence[Stack], number: int) -> Stack:
 
 
 def _operator_row(operator: Operator, stacks: dict[Stack, int]) -> dict[str, Any]:
-    """Return an operator as JSON data; its stack is an index in the list of stacks."""
+    """Return an operator as JSON data; its stack is an index into the list of stacks."""
     names = (one.name for one in fields(Operator) if one.name != "outside" or operator.outside)
     whole = {name: getattr(operator, name) for name in names}
     return whole | {
@@ -363,7 +368,7 @@ def _operator_row(operator: Operator, stacks: dict[Stack, int]) -> dict[str, Any
 
 def _read_operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
     given = dict(row)
-    if "source" in given:  # version 1 has the innermost line alone
+    if "source" in given:  # version 1 has only the innermost line
         source = given.pop("source")
         given["stack"] = () if source is None else (_read_frame(source[0], source[1], "", ""),)
     else:
@@ -373,7 +378,7 @@ def _read_operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
 
 
 def _check(trace: Trace) -> None:
-    """Refuse parts of another type, which would fail far from here, or not at all."""
+    """Refuse parts of the wrong type, which would cause an error far from here, or none at all."""
     events = (number for event in trace.events for number in vars(event).values())
     tensors = (t for o in trace.operators for t in (*o.inputs, *o.outputs))
     sizes = (number for t in tensors for number in (*t.shape, *t.stride, t.storage, t.offset))

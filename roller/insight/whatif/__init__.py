@@ -1,1 +1,1 @@
-"""What-ifs: the predicted effect of an optimisation, from the changed and simulated graph of a step."""
+"""What-ifs: the predicted effects of optimisations, from a step's changed and simulated graph."""

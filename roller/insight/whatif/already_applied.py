@@ -1,4 +1,4 @@
-"""Detection of changes that a profile already has. Each function returns the reason, or ``""``."""
+"""Detection of changes that a profile already contains. Each function returns the reason, or ``""``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROUPED, _FUSED = (
 )
 #: The iterator of PyTorch's loader that takes batches from worker processes.
 _FROM_WORKERS = "MultiProcessing"
-#: Time of fetching a batch, relative to that of a ready one, above which the training waited for a worker.
+#: Time to fetch a batch, relative to a ready batch, above which the training waited for a worker.
 _WAITED = 2.0
 #: Prefix of kernels that PyTorch's compiler generates.
 COMPILED = "triton_"
@@ -38,7 +38,7 @@ def captured_graph_reason(graph: StepGraph) -> str:
 
 
 def fused_optimizer_reason(graph: StepGraph) -> str:
-    """Return the reason if the optimizer is fused, by its name or by the number of update kernels."""
+    """Return the reason if the optimizer is fused, judging by its name or the number of update kernels."""
     named = [name for name in graph.optimizers if name.startswith("Fused")]
     if named or _share_of_update(graph, _FUSED) >= MOSTLY:
         return f"The update runs {named[0] if named else 'fused kernels'}."
@@ -77,7 +77,7 @@ def same_optimizer_reason(graph: StepGraph, to: str, of: str) -> str:
 
 
 def mixed_precision_reason(graph: StepGraph) -> str:
-    """Return the reason if 16-bit kernels take most time of matrix products, or of all kernels without products."""
+    """Return the reason if 16-bit kernels take most of the time of matrix products, or without any, of all kernels."""
     prices = TaskPrices(graph)
     every = [graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")]
     products = [t for t in every if prices.bound_by(t) == "compute"] or every
@@ -106,7 +106,7 @@ def recomputed_blocks_reason(graph: StepGraph, blocks: Sequence[str]) -> str:
 
 
 def loader_workers_reason(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) -> str:
-    """Return the reason if batches come from workers, and more workers would not help or ``of`` is unknown."""
+    """Return the reason if workers load batches, and more workers would not help or ``of`` is unknown."""
     if not loads:
         raise RollerError(
             f"{graph.name}: LoaderWorkers: expected the loading of batches, got a profile that marks none. Load them "
@@ -139,7 +139,7 @@ class _Parallel(Protocol):
 
 
 def data_parallel_reason(change: _Parallel, graph: StepGraph) -> str:
-    """Return the reason if the profile is from one rank of the same number of devices."""
+    """Return the reason if the profile is from one rank on the same number of devices."""
     found: Collection[int] = [n for n in network_tasks(graph) if _REDUCES.search(graph.tasks[n].name)
                               and graph.tasks[n].provenance == "measured"]  # fmt: skip
     if not found:

@@ -11,14 +11,14 @@ from roller.insight.step.graph import Lane, StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, group_into_buckets
 from roller.insight.whatif.select import parameter_bytes
 
-#: Most slices of a step's gradients; each slice is two transfers per step.
+#: Maximum number of slices of a step's gradients; each slice is two transfers per step.
 _MOST_SLICES = 100_000
 #: Lane of the collectives that a what-if adds.
 CHANNEL = Lane(0, "channel", "network")
 
 
 def link_rates(graph: StepGraph, bytes_per_s: float | None, latency_us: float | None) -> tuple[float, float]:
-    """Return bytes per second and microseconds per hop, by default those of the profile's device."""
+    """Return bytes per second and microseconds per hop, by default for the profile's device."""
     device = graph.device
     bandwidth = bytes_per_s or (None if device is None else device.link_bytes_per_s)
     if not bandwidth:
@@ -43,7 +43,7 @@ def reduce_scatter_us(size_bytes: float, devices: int, bytes_per_s: float, laten
 
 
 def devices_and_bandwidths(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int, float]]:
-    """Return the number of devices and the bytes per second of each network level."""
+    """Return the number of devices and the bytes per second at each network level."""
     if not levels or len(levels) != len(bandwidths) or any(n != int(n) for n in levels):
         raise RollerError(
             f"levels: expected whole numbers of devices, and as many bandwidths, got {shown(levels)} and "
@@ -55,7 +55,7 @@ def devices_and_bandwidths(levels: Sequence[int], bandwidths: Sequence[float]) -
 def sparse_all_gather_us(
     size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int
 ) -> float:  # fmt: skip
-    """Return the time to all-gather values and indices at a density d: (n-1) d S/4 (index + value) / B.
+    """Return the time to all-gather values and indices at density d: (n-1) d S/4 (index + value) / B.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def sparse_all_gather_us(
 
 
 def check_slices(graph: StepGraph, slice_bytes: float) -> float:
-    """Return the bytes of a step's gradients; refuse a slice size that would give too many slices."""
+    """Return the bytes of a step's gradients; refuse a slice size that would result in too many slices."""
     size = parameter_bytes(graph)
     if size / slice_bytes > _MOST_SLICES:
         raise RollerError(

@@ -1,4 +1,4 @@
-"""Batches loaded by workers: the time of each batch, and the workers' tasks."""
+"""Batches loaded by workers: the time for each batch, and the workers' tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def loading_tasks(graph: StepGraph) -> tuple[int, ...]:
 
 
 def loading_times_us(graph: StepGraph, loads: Sequence[int], of: int | None) -> list[float]:
-    """Return the loading time of every batch on the training thread, or on one of ``of`` workers."""
+    """Return the loading time of each batch on the training thread or on one of ``of`` workers."""
     if of is None:
         return [graph.tasks[n].duration_us for n in loads]
     return [of * steady_step_us(graph, simulate(graph))] * len(loads)

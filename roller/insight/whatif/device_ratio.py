@@ -15,14 +15,14 @@ from roller.insight.whatif.task_prices import Priced, TaskPrices
 
 @dataclass(frozen=True)
 class OnDevice:
-    """Ratios of times on ``spec`` to those on ``before``, the profile's device."""
+    """Ratios of times on ``spec`` to times on ``before``, the profile's device."""
 
     prices: TaskPrices
     before: DeviceSpec
     spec: DeviceSpec
 
     def kernel_time_ratio(self, task: Task) -> Priced:
-        """Return the time ratio of a kernel from its operator's prices, else from the rates that limit it."""
+        """Return a kernel's time ratio from its operator's prices, or else from the rates that limit the kernel."""
         found = self.prices.time_ratio(task, device=self.spec)
         if found is not None:
             return found
@@ -47,7 +47,7 @@ class OnDevice:
 
 
 def device_ratios(graph: StepGraph, device: str) -> OnDevice:
-    """Return the time ratios of another device to the profile's device."""
+    """Return the ratios of times on another device to times on the profile's device."""
     from roller.arguments import target_of
 
     if graph.device is None:

@@ -1,4 +1,4 @@
-"""Removal of module loading in first launches, which a warm step does not have."""
+"""Removal of module loading in first launches, which does not occur in a warm step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.insight.step.graph import StepGraph
 
 
 def module_loading_launches(graph: StepGraph) -> tuple[int, ...]:
-    """Return the calls that loaded modules: long first launches of a kernel that waited for the call's end."""
+    """Return the calls that loaded modules: long first launches of kernels that waited for the call to end."""
     first: dict[str, int] = {}
     for t in sorted((t for t in graph.tasks if t.on_device), key=lambda t: (t.measured_start_us, t.id)):
         first.setdefault(t.name, t.id)
@@ -26,7 +26,7 @@ def _median_launch_us(graph: StepGraph) -> float:
 
 
 def without_module_loading(graph: StepGraph) -> StepGraph:
-    """Replace the times of launches that loaded modules by the median launch time; add a note."""
+    """Replace the times of launches that loaded modules with the median launch time; add a note."""
     slow = module_loading_launches(graph)
     if not slow:
         return graph

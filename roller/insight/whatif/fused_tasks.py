@@ -20,7 +20,7 @@ Durations = Mapping[int, float | None]
 
 
 def durations_of_generated_kernels(graph: StepGraph) -> Durations | None:
-    """Return durations with kernels that PyTorch's compiler would generate; ``None`` if operators are unknown."""
+    """Return durations with the kernels that PyTorch's compiler would generate; ``None`` if operators are unknown."""
     tasks = sort_by_start(graph, compute_tasks(graph, "forward", "backward"))
     device, known = graph.device, graph.operators
     if device is None or not device.traits.blocks or not tasks or not all(n in known for n in tasks):
@@ -49,7 +49,7 @@ def _seconds(operators: Sequence[Operator], pricer: Pricer) -> list[float]:
 
 
 def _replacements(operators: Sequence[Operator], pricer: Pricer) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Yield seconds of generated kernels and of partly replaced calls, with the positions they replace."""
+    """Yield the seconds of generated kernels and of partly replaced calls, with the positions they replace."""
     found = compiled_operators(operators)
     taken = {place for one in found if one.is_generated for place in one.of}
     for one, seconds in zip(found, _seconds([one.operator for one in found], pricer), strict=True):
@@ -58,7 +58,7 @@ def _replacements(operators: Sequence[Operator], pricer: Pricer) -> Iterator[tup
 
 
 def durations_of_chains(graph: StepGraph, longest: int) -> Durations:
-    """Return durations of fused chains: at most ``longest`` memory-bound neighbours of one phase and layer."""
+    """Return durations of fused chains: at most ``longest`` memory-bound neighbours in one phase and layer."""
     prices, before = TaskPrices(graph), neighbouring_kernels(graph)[0]
     chains: dict[int, list[int]] = {}
     head_of: dict[int, int] = {}

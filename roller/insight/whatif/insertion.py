@@ -15,7 +15,7 @@ _LANE_ORDER = ("stream", "thread")
 
 @dataclass(frozen=True)
 class New:
-    """A task to insert; the n-th new task has the id ``len(graph.tasks) + n``."""
+    """A task to insert; the n-th new task gets the id ``len(graph.tasks) + n``."""
 
     name: str
     kind: Kind  # kind of the task; a kernel next to a thread's task becomes a ``"cpu"`` task of that thread
@@ -26,12 +26,12 @@ class New:
     # after, before: tasks whose ends it waits for, and tasks whose starts wait for its end
     after: Sequence[int] = ()
     before: Sequence[int] = ()
-    launch: bool = True  # whether to insert a launch call of median duration next to that of the neighbour on a stream
+    launch: bool = True  # whether to insert a launch call of median duration next to the neighbouring call
     provenance: Provenance = "assumed"
     size_bytes: int = 0
     resource: str = ""
     priority: int = 0
-    context: TaskContext | None = None  # position in the step; by default that of its neighbour
+    context: TaskContext | None = None  # position in the step; by default, its neighbour's position
 
 
 def insert(graph: StepGraph, *new: New) -> StepGraph:
@@ -40,7 +40,7 @@ def insert(graph: StepGraph, *new: New) -> StepGraph:
     Raises
     ------
     RollerError
-        The graph does not have a task that a new one names, or a neighbour has no launch call.
+        If the graph does not contain a task that a new task names, or a neighbour does not have a launch call.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class _Insertion:
         self.dependencies[position] = d
 
     def _splice_into_lane(self, beside: int, new: int, behind: bool) -> None:
-        """Insert a task between two neighbours of a lane; host code stays after the later call."""
+        """Insert a task between two neighbours on a lane; host code stays after the later call."""
         on_stream = self.tasks[new].lane.kind == "stream"
         because: DependencyKind = "stream" if on_stream else "thread"
         gap = self.graph.gap_us if on_stream else 0.0

@@ -1,4 +1,4 @@
-"""Median durations over the steps of a profile, which suppress disturbances of single steps."""
+"""Median durations over the steps of a profile, which suppress disturbances in single steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from statistics import median
 
 from roller.insight.step.graph import Lane, StepGraph
 
-#: Fewest steps for which medians are taken.
+#: Minimum number of steps for which medians are taken.
 LEAST_STEPS = 3
 
 
 def use_median_durations(graph: StepGraph) -> StepGraph:
-    """Set every task, and the host gap after it, to its median over all steps."""
+    """Set each task, and the host gap after it, to its median over all steps."""
     # tasks correspond by lane, name, and position among the tasks with the same name
     groups: dict[tuple[Lane, str, int], list[int]] = defaultdict(list)
     seen: dict[tuple[int, Lane, str], int] = defaultdict(int)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """Trace options that reproduce the memory of a changed step; the defaults keep all tensors."""
+    """Trace options that reproduce the memory of a changed step; by default, all tensors are kept."""
 
-    # amp, checkpoint, device: as in :meth:`~roller.insight.traced_step.TracedStep.at`; ``None`` keeps those of the
-    # step, and ``checkpoint`` adds to them
+    # amp, checkpoint, device: as in :meth:`~roller.insight.traced_step.TracedStep.at`; ``None`` keeps the step's
+    # values, and ``checkpoint`` adds to them
     amp: str | None = None
     checkpoint: tuple[str, ...] | None = None
     device: str | None = None
@@ -23,6 +23,6 @@ class MemoryChange:
         return self == MemoryChange()
 
     def followed_by(self, other: MemoryChange) -> MemoryChange:
-        """Combine two changes; if both set an option, the later change wins."""
+        """Combine two changes; if both set an option, the later change takes precedence."""
         later = {name: value for name, value in vars(other).items() if value is not None}
         return replace(self, **{**later, "batch_factor": self.batch_factor * other.batch_factor})

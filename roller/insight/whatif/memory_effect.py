@@ -1,4 +1,4 @@
-"""Effect of changes on the memory of a step: zero if no tensor changes, else from a trace with the changes."""
+"""Effect of changes on the memory of a step: zero if no tensor changes, otherwise from a trace with the changes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MemoryOf = Callable[[MemoryChange], Memory]
 
 
 class MemoryEffect(NamedTuple):
-    """Change of the peak memory of the process."""
+    """Change in the process's peak memory."""
 
-    delta_bytes: int | None  # memory after minus before the change; ``None`` if unknown
+    delta_bytes: int | None  # memory after the change minus memory before it; ``None`` if unknown
     reason: str = ""  # why ``delta_bytes`` is unknown; ``""`` if it is known
 
     @property
     def in_short(self) -> str:
-        """Short text for an unknown change: ``"not modelled"``, or whether the step fits; else ``""``."""
+        """Short text for an unknown change: ``"not modelled"``, or whether the step fits; otherwise ``""``."""
         return NOT_MODELLED if self.reason.startswith(NOT_MODELLED) else self.reason.partition(",")[0]
 
     @property
     def says_more(self) -> bool:
-        """Whether ``reason`` contains more than that the effect is not modelled."""
+        """Whether ``reason`` says more than that the effect is not modelled."""
         return self.reason not in ("", NOT_MODELLED)
 
 

@@ -1,4 +1,4 @@
-"""Bytes that optimizers read and write per parameter."""
+"""Bytes per parameter that optimizers read and write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {"sgd": ("sgd", "momentum"), "adam": (
 
 
 def possible_optimizers(graph: StepGraph) -> tuple[str, ...]:
-    """Return the possible optimizers of a profile, the likeliest first; none unless it has exactly one.
+    """Return the possible optimizers of a profile, likeliest first; none unless the profile has exactly one.
 
     Examples
     --------

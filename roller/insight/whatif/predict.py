@@ -1,4 +1,4 @@
-"""Predicted effects of changes: the graph of a step is changed, simulated and compared with the unchanged one."""
+"""Predicted effects of changes: a step's graph is changed, simulated and compared with the unchanged graph."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OVERHEAD = "What recording took is not known and was left in: calls of the host
 
 
 class GraphTransform(Protocol):
-    """A what-if: any function from a graph to a changed graph whose name describes the change."""
+    """A what-if: any function that maps a graph to a changed graph whose name describes the change."""
 
     def __call__(self, graph: StepGraph, /) -> StepGraph:
         """Return the changed graph."""
@@ -43,22 +43,22 @@ class GraphTransform(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """A predicted step and the unchanged one. Times of the changed step are predicted.
+    """A predicted step and the unchanged step. Times of the changed step are predicted.
 
     Parameters
     ----------
     baseline_us, iteration_us
-        Time of a steady step of the unchanged graph, and of the changed graph.
+        Time of a steady step in the unchanged graph and in the changed graph.
     lower_us, upper_us
-        Time of the changed step if all new and changed times are one expected error lower, or higher.
+        Time of the changed step if all new and changed times are lower or higher by the expected error.
     before, after
-        Overlap of CPU and device, before and after the change.
+        Overlap of CPU and device before and after the change.
     spread
         Range of the profile's step times, relative to the median; 0 for a single step.
     provenance
-        Share of the predicted critical path by provenance.
+        Shares of the predicted critical path by provenance.
     graphs, timelines
-        Unchanged and changed graph, and their simulations.
+        Unchanged and changed graphs, and their simulations.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Answer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Omitted parts of the profile, and defects of its file."""
+        """Omitted parts of the profile, and defects in its file."""
         graph = self.graphs[0]
         return (*graph.notes, *((graph.incomplete,) if graph.incomplete else ()))
 
@@ -90,13 +90,13 @@ class Answer:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the graph changed; it does not if all changes were in place."""
+        """Whether the graph changed; it does not if the profile already had all changes."""
         before, after = self.graphs
         return before.tasks != after.tasks or before.dependencies != after.dependencies
 
     @property
     def rests_on(self) -> Provenance:
-        """Provenance of the least certain new or changed time; of the unchanged times if tasks were only removed."""
+        """Provenance of the least certain new or changed time, or of the unchanged times if tasks were only removed."""
         before, after = (graph.tasks for graph in self.graphs)
         changed = {
             t.provenance for t in after if not t.is_removed
@@ -109,7 +109,7 @@ class Answer:
 
     @property
     def speedup(self) -> float:
-        """Time of the unchanged step divided by that of the changed one."""
+        """Time of the unchanged step divided by the time of the changed step."""
         return self.baseline_us / self.iteration_us if self.iteration_us else float("inf")
 
     @property
@@ -148,7 +148,7 @@ def what_if(
     graph
         Graph of a profile or of a traced step.
     changes
-        What-ifs of :mod:`roller.insight.whatif.whatifs`, or any functions from a graph to a graph.
+        What-ifs from :mod:`roller.insight.whatif.whatifs`, or any functions from a graph to a graph.
     force
         Whether to predict even if too much of the profile is unexplained.
     baseline
@@ -156,13 +156,13 @@ def what_if(
 
     Notes
     -----
-    With three steps or more, every task takes its median over the steps, and the ratio of the two simulations is
-    applied to the median step.
+    With three or more steps, every task takes its median time over the steps, and the ratio between the two simulations
+    is applied to the median step.
 
     Raises
     ------
     RollerError
-        Too much of the profile is unexplained, there is no change, or a change does not apply to the profile.
+        If too much of the profile is unexplained, there is no change, or a change does not apply to the profile.
     """
     if not changes:
         raise RollerError("what_if: expected at least one change, got none. Name one, such as AMP().")
@@ -238,7 +238,7 @@ def _shift_by_error(base: StepGraph, graph: StepGraph, sign: float) -> StepGraph
 
 
 def _provenance_shares(graph: StepGraph, timeline: Timeline) -> dict[str, float]:
-    """Return the share of the critical path by provenance; host code between calls is measured."""
+    """Return the shares of the critical path by provenance; host code between calls counts as measured."""
     shares: dict[str, float] = {}
     path: Sequence[tuple[int, float]] = critical_path(graph, timeline)
     whole = sum(took for _, took in path) or 1.0

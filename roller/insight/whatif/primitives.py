@@ -1,4 +1,4 @@
-"""Composable changes of a graph: select, scale, set, remove, schedule. Each returns a new, named graph.
+"""Composable changes to a graph: select, scale, set, remove and schedule. Each returns a new, named graph.
 
 Tasks are given as sets of ids, so selections compose as sets.
 """
@@ -17,7 +17,7 @@ __getattr__ = getattr_for_moved_names(__name__, (__name__,))
 
 
 def select(graph: StepGraph, which: Callable[[Task], bool]) -> frozenset[int]:
-    """Return the ids of the tasks for which ``which`` is true; removed tasks are skipped."""
+    """Return the ids of the tasks for which ``which`` is true, skipping removed tasks."""
     return frozenset(task.id for task in graph.tasks if not task.is_removed and which(task))
 
 
@@ -66,12 +66,12 @@ def set_duration(
 
 
 def remove(graph: StepGraph, tasks: Collection[int], *, launches: bool = True) -> StepGraph:
-    """Return a graph without ``tasks``: successors keep their order; the removed tasks' own waits are dropped.
+    """Return a graph without ``tasks``; successors keep their order, and the removed tasks' own waits are dropped.
 
     Parameters
     ----------
     launches
-        Whether to also remove a call, with the host code after it, if all tasks that it launched are removed.
+        Whether to also remove a call, and the host code after it, if all tasks that it launched are removed.
     """
     chosen = set(_check_task_ids(graph, tasks))
     if launches:
@@ -97,7 +97,7 @@ def _is_lag_removed(d: Dependency, gone: Collection[int]) -> bool:
 
 
 def move_launches(graph: StepGraph, calls: Mapping[int, int]) -> StepGraph:
-    """Return a graph in which the tasks that a call launches are launched by another: call -> other call."""
+    """Return a graph in which each launch moves from its call to the other call to which ``calls`` maps it."""
     _check_task_ids(graph, [*calls.keys(), *calls.values()])
     dependencies = [
         replace(d, source=calls[d.source]) if d.kind == "launch" and d.source in calls else d
@@ -112,13 +112,13 @@ def schedule(graph: StepGraph, policy: Callable[[Task], Any]) -> StepGraph:
 
 
 def annotate(graph: StepGraph, name: str, *assumptions: str) -> StepGraph:
-    """Return a graph with the name and the assumptions of a change."""
+    """Return a graph with the name and assumptions of a change."""
     said = graph.assumptions + tuple(a for a in assumptions if a not in graph.assumptions)
     return replace(graph, name=name, assumptions=said)
 
 
 def without_overhead(graph: StepGraph) -> StepGraph:
-    """Return a graph without the known overhead of recording, in calls and in the host code after them."""
+    """Return a graph without the known recording overhead in calls and in the host code after them."""
     took = graph.overhead_us
     if not took:
         return graph
@@ -134,7 +134,7 @@ def without_overhead(graph: StepGraph) -> StepGraph:
 
 
 def with_lags(graph: StepGraph, lag_us: Callable[[Dependency], float]) -> StepGraph:
-    """Return a graph in which each dependency's lag is a function of the dependency."""
+    """Return a graph in which each dependency's lag is given by a function of the dependency."""
     made = [replace(d, lag_us=lag_us(d)) for d in graph.dependencies]
     for d in made:
         _check_not_negative("lag_us", d.lag_us)

@@ -11,7 +11,7 @@ from roller.insight.whatif.select import compute_tasks, in_layers
 
 
 def is_recomputed(graph: StepGraph, block: str) -> bool:
-    """Return whether backward recomputes a whole block; false for recordings, which do not show it."""
+    """Return whether backward recomputes a whole block; false for recordings, which do not show recomputation."""
     # backward then reads no result of the first forward; the block's last operators may still run only once, since
     # PyTorch stops at the last tensor that backward reads
     again, forward, backward = _operators(graph, block)
@@ -20,7 +20,7 @@ def is_recomputed(graph: StepGraph, block: str) -> bool:
 
 
 def without_repeated(graph: StepGraph, block: str, tasks: Sequence[int]) -> tuple[int, ...]:
-    """Return those tasks of a block's forward that backward does not yet recompute, in order."""
+    """Return the tasks of a block's forward that backward does not yet recompute, in order."""
     repeated = Counter(
         _key(graph.tasks[n]) for n in compute_tasks(graph, layers=block) if n in graph.operators
         and graph.operators[n].recomputed

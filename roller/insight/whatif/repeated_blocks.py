@@ -9,7 +9,7 @@ from roller.insight.whatif.select import compute_tasks
 
 
 def repeated_blocks(graph: StepGraph) -> tuple[str, ...]:
-    """Return the outermost numbered blocks with inner layers, of lists with at least two such blocks."""
+    """Return the outermost numbered blocks with inner layers, from lists with at least two such blocks."""
     # ``--checkpoint yes`` takes the same blocks if all layers of a list have one class, which profiles do not contain
     forward, backward = (
         {graph.tasks[n].context.module for n in compute_tasks(graph, phase)} for phase in ("forward", "backward")
@@ -22,7 +22,7 @@ def repeated_blocks(graph: StepGraph) -> tuple[str, ...]:
 
 
 def _numbered(path: str) -> Iterator[tuple[str, str]]:
-    """Yield each inner numbered part of a module path, with the path before it."""
+    """Yield each inner numbered part of a module path and the path before it."""
     parts = path.split(".")
     for at in range(1, len(parts) - 1):
         if parts[at].isdecimal():

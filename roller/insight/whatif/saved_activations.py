@@ -57,7 +57,7 @@ def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Ma
 
 
 def _first_input_bytes(task: Task) -> int:
-    """Return the bytes of the first input of a task's operator, the activation of the layer."""
+    """Return the bytes of the first input of a task's operator, which is the layer's activation."""
     shapes, dtypes = task.context.shapes[:1], task.context.dtypes[:1]
     if not shapes or not dtypes or not shapes[0] or not all(isinstance(n, int) for n in shapes[0]):
         return 0  # the first input is missing or a list of tensors

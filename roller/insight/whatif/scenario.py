@@ -1,4 +1,4 @@
-"""Scenarios: what-ifs by name with their parameters, from a file or an option."""
+"""Scenarios: named what-ifs with parameters, from a file or an option."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RENAMED = {"free": "zero-time"}
 
 @dataclass(frozen=True)
 class Scenarios:
-    """Scenarios of a file."""
+    """Scenarios in a file."""
 
     changes: Mapping[str, tuple[WhatIf, ...]]  # name of a scenario -> what-ifs, applied in order
     device: str | None = None  # device of the profile; ``None`` if the file does not name one
@@ -32,7 +32,7 @@ class Scenarios:
 
 
 def read_scenarios(path: str | Path) -> Scenarios:
-    """Read a YAML file with ``changes``, a list, or ``scenarios``, lists by name; ``device`` and ``measured_us``.
+    """Read a YAML file with ``changes`` (a list) or ``scenarios`` (lists by name), ``device`` and ``measured_us``.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def read_scenarios(path: str | Path) -> Scenarios:
 
 
 def parse_what_ifs(rows: Any, where: str) -> tuple[WhatIf, ...]:
-    """Return the what-ifs of a YAML list of names, or of names with parameters."""
+    """Return the what-ifs in a YAML list of names, or of names with parameters."""
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
         raise RollerError(f"{where}: expected a list of what-ifs, got {shown(rows)}. Name one of {', '.join(WHATIFS)}.")
     found = []
@@ -90,7 +90,7 @@ def parse_what_ifs(rows: Any, where: str) -> tuple[WhatIf, ...]:
 
 
 def parse_what_if(name: str, parameters: Any, where: str) -> WhatIf:
-    """Return the what-if of a scenario name, with parameters from YAML."""
+    """Return the what-if with a scenario name and parameters from YAML."""
     if name in _RENAMED:
         warnings.warn(f"{where}: {name} is now called {_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
         name = _RENAMED[name]
@@ -118,7 +118,7 @@ def parse_what_if(name: str, parameters: Any, where: str) -> WhatIf:
 
 
 def parse_what_if_option(text: str) -> WhatIf:
-    """Return the what-if of an option such as ``ddp:devices=4,bandwidth=25e9``.
+    """Return the what-if in an option such as ``ddp:devices=4,bandwidth=25e9``.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def parse_what_if_option(text: str) -> WhatIf:
     return parse_what_if(name, {key.strip(): _parse_yaml_value(value) for key, _, value in pairs}, text)
 
 
-#: Comma outside of lists.
+#: Comma outside lists.
 _COMMA = re.compile(r",(?![^\[]*\])")
 
 
@@ -148,7 +148,7 @@ def _is_duration(value: Any) -> bool:
 
 
 def _to_parameter_type(value: Any, hint: Any) -> Any:
-    """Convert a YAML value to a parameter's type: layer names to text, and 25e9, a text in YAML, to a number."""
+    """Convert a YAML value to a parameter's type: layer names to text, and 25e9 (a text in YAML) to a number."""
     plain = plain_types(hint)
     if isinstance(value, list):
         return tuple(_to_parameter_type(v, hint) for v in value)

@@ -1,4 +1,4 @@
-"""Search for the changes that help a profile most: each with default parameters, and pairs of the best."""
+"""Search for the changes that help a profile most: each with default parameters, and pairs of the best ones."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from roller.insight.whatif.whatifs import (
     ZeroTime,
 )
 
-#: Number of best changes tried in pairs, and most predictions of a search.
+#: Number of best changes tried in pairs, and maximum number of predictions in a search.
 PAIRED, MOST_ASKED = 4, 19
 
 
 @dataclass(frozen=True)
 class Found:
-    """The prediction of changes, or the reason why there is none."""
+    """The prediction for changes, or the reason why there is none."""
 
     changes: tuple[WhatIf, ...]
     answer: Answer | None  # the prediction; ``None`` if the changes do not apply to the profile
@@ -57,19 +57,19 @@ class Found:
 def search(
     graph: StepGraph, *, force: bool = False, seen: Callable[[Found], None] = lambda found: None
 ) -> tuple[Found, ...]:
-    """Predict all applicable changes and pairs of the best, the largest gain first.
+    """Predict all applicable changes and pairs of the best ones, largest gain first.
 
     Parameters
     ----------
     force
-        As in :func:`~roller.insight.whatif.predict.what_if`.
+        See :func:`~roller.insight.whatif.predict.what_if`.
     seen
         Called with each prediction as soon as it is known.
 
     Raises
     ------
     RollerError
-        Too much of the profile is unexplained.
+        If too much of the profile is unexplained.
     """
     baseline = simulate(without_module_loading(without_overhead(graph)))
     found: list[Found] = []

@@ -18,7 +18,7 @@ _COMPUTES, _THREADS = frozenset({"kernel"}), frozenset({"cpu"})
 
 
 def compute_tasks(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] = ()) -> frozenset[int]:
-    """Return the compute tasks: kernels, or the operators of threads if there is no device."""
+    """Return the compute tasks: kernels, or the threads' operators if there is no device."""
     kinds = _COMPUTES if graph.has_device else _THREADS
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     return select(
@@ -30,17 +30,17 @@ def compute_tasks(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] 
 
 
 def copy_tasks(graph: StepGraph) -> frozenset[int]:
-    """Return the copies and memsets of a device."""
+    """Return the copies and memsets on a device."""
     return select(graph, lambda t: t.kind in ("copy", "set"))
 
 
 def network_tasks(graph: StepGraph) -> tuple[int, ...]:
-    """Return the tasks of a network, by start time."""
+    """Return the tasks on a network by start time."""
     return sort_by_start(graph, select(graph, lambda t: t.kind in NETWORK_KINDS))
 
 
 def in_layers(layer: str, patterns: Sequence[str]) -> bool:
-    """Return whether a layer, or one that contains it, matches a pattern; true without patterns.
+    """Return whether a layer, or one that contains it, matches a pattern; true if there are no patterns.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def _matches_pattern(layer: str, patterns: tuple[str, ...]) -> bool:
 
 
 def compute_tasks_in_layers(graph: StepGraph, patterns: str | Sequence[str]) -> frozenset[int]:
-    """Return the compute tasks in the layers that match a pattern; raise if there are none."""
+    """Return the compute tasks in the layers that match a pattern; raise an error if there are none."""
     found = compute_tasks(graph, layers=patterns)
     if not found:
         known = sorted({t.context.module for t in graph.tasks if t.context.module})
@@ -78,7 +78,7 @@ def start_key(graph: StepGraph, task: int) -> tuple[float, int]:
 
 
 def tasks_by_step(graph: StepGraph, tasks: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
-    """Group tasks by step, in the order in which they ran; tasks outside of all steps are omitted."""
+    """Group tasks by step, in the order in which they ran; leave out tasks outside all steps."""
     found: dict[int, list[int]] = defaultdict(list)
     for n in sort_by_start(graph, tasks):
         if graph.tasks[n].context.iteration >= 0:
@@ -95,7 +95,7 @@ def tasks_by_layer(graph: StepGraph, tasks: Iterable[int]) -> Mapping[str, tuple
 
 
 def neighbouring_kernels(graph: StepGraph) -> tuple[Mapping[int, Task], Mapping[int, Task]]:
-    """Return the previous and the next kernel of each kernel on its stream, by id."""
+    """Return the previous and the next kernel on the stream for each kernel, by id."""
     lanes: dict[object, list[Task]] = defaultdict(list)
     for n in sort_by_start(graph, compute_tasks(graph)):
         lanes[graph.tasks[n].lane].append(graph.tasks[n])
@@ -107,7 +107,7 @@ def neighbouring_kernels(graph: StepGraph) -> tuple[Mapping[int, Task], Mapping[
 
 
 def parameter_bytes(graph: StepGraph, layers: str | Sequence[str] = ()) -> float:
-    """Return the gradient bytes of one step, of the given layers or of all."""
+    """Return the gradient bytes in one step, for the given layers or for all layers."""
     if not graph.gradients and graph.operators:
         raise RollerError(
             f"{graph.name}: gradients: expected a step that leaves those of the model's parameters, got one whose "
@@ -134,7 +134,7 @@ def total_size_bytes(graph: StepGraph, tasks: Collection[int]) -> float:
 
 
 def shortest_kernel_us(graph: StepGraph) -> float:
-    """Return the time of the shortest kernels, the 5th percentile of the profile's kernels."""
+    """Return the time of the shortest kernels: the 5th percentile over the profile's kernels."""
     durations = sorted(graph.tasks[n].duration_us for n in compute_tasks(graph))
     return durations[len(durations) // 20] if durations else 0.0
 

@@ -33,7 +33,7 @@ _PRODUCTS = re.compile(
 _SHORT = frozenset({"float16", "bfloat16"})
 #: Names of 16-bit kernels of cuBLAS, CUTLASS, PyTorch and hipBLASLt; in hipBLASLt B and H are types.
 _SHORT_NAMES = re.compile(r"bf16|bfloat16|fp16|f16|half|hgemm|h884|h1688|Cijk_\w*?_[BH][BHS][A-Z]*_", re.I)
-#: Fewest bytes of a task that calibrates the bandwidth; latency limits smaller ones.
+#: Minimum size in bytes of a task that calibrates the bandwidth; latency limits smaller tasks.
 _TWIN_BYTES = 1 << 20
 
 
@@ -67,16 +67,16 @@ class TaskPrices:
 
     @cached_property
     def calibrated_bytes_per_us(self) -> float:
-        """Bytes per microsecond of memsets and of kernels other than products; 0 without any."""
+        """Bytes per microsecond of memsets and of kernels other than products; 0 if there are none."""
         rates = [t.size_bytes / t.duration_us for t in self.graph.tasks
                  if t.kind == "set" and t.size_bytes >= _TWIN_BYTES and t.duration_us]  # fmt: skip
         own = compute_tasks(self.graph)  # kernels or, on a CPU, operators; no launch calls
         found = [r for t in self.graph.tasks if t.id in own and (r := _bytes_per_us(t))]
-        # the fastest quarter: the others move more bytes than those of their inputs
+        # the fastest quarter: the others move more bytes than their inputs have
         return median(sorted(found + rates)[-max(1, len(found + rates) // 4) :]) if found + rates else 0.0
 
     def bound_by(self, task: Task) -> Bound:
-        """Return the resource that limits a task, from its price, its shapes or its name."""
+        """Return the resource that limits a task, from its price, shapes or name."""
         if task.resource:
             return "compute" if task.resource == "compute" else "memory"
         operator, own = self.operator_of_task(task), self.graph.device
@@ -87,11 +87,11 @@ class TaskPrices:
         )
 
     def operator_of_task(self, task: Task) -> Operator | None:
-        """Return the operator of a task: the traced one, or a matrix product from the profile's shapes."""
+        """Return the operator of a task: the traced operator, or a matrix product from the profile's shapes."""
         return self.graph.operators.get(task.id) or matrix_product_of_task(task)
 
     def time_ratio(self, task: Task, device: DeviceSpec | None = None, dtype: str | None = None) -> Priced | None:
-        """Return the time ratio of a task on another device or in another dtype to its own; ``None`` if unknown."""
+        """Return a task's time ratio on another device or in another dtype to its own time; ``None`` if unknown."""
         operator, own = self.operator_of_task(task), self.graph.device
         if own is None or operator is None or not all(x.traits.blocks for x in (own, device or own)):
             return None  # on a CPU the price of an operator depends on the step around it
@@ -112,7 +112,7 @@ class TaskPrices:
 
 
 def cast_operator(operator: Operator, dtype: str) -> Operator:
-    """Return an operator with float32 replaced by ``dtype``."""
+    """Return an operator with float32 replaced with ``dtype``."""
 
     def cast_records(records: tuple[TensorRecord, ...]) -> tuple[TensorRecord, ...]:
         return tuple(replace(t, dtype=dtype) if t.dtype == "float32" else t for t in records)
@@ -156,13 +156,13 @@ def _contiguous_record(shape: tuple[int, ...], dtype: str, storage: int) -> Tens
 
 
 def uses_float32(task: Task) -> bool:
-    """Return whether a task has float32 inputs; true if the profile has no dtypes."""
+    """Return whether a task has float32 inputs; true if the profile does not give dtypes."""
     known = {dtype_from_profile_name(d) for d in task.context.dtypes if d}
     return not known or "float32" in known
 
 
 def uses_16_bit_floats(task: Task) -> bool:
-    """Return whether a task computes on 16-bit floats, by its operator's dtypes or else its kernel's name.
+    """Return whether a task computes on 16-bit floats, by its operator's dtypes or else by its kernel's name.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def _bytes_of_shapes(task: Task, shapes: Sequence[Any]) -> float:
 
 
 def _bytes_per_us(task: Task) -> float:
-    """Return the bandwidth of a kernel that reads its operator's inputs and writes as much as the first one."""
+    """Return a kernel's bandwidth if it reads its operator's inputs and writes as much as the first input."""
     if matrix_product_of_task(task) is not None or _PRODUCTS.search(f"{task.name} {task.context.operator}"):
         return 0.0
     read = operator_input_bytes(task)

@@ -1,4 +1,4 @@
-"""Repetition of a graph's steps, for changes that span steps."""
+"""Repetition of a graph's steps, for changes that span several steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of what-ifs, which checks parameters, names the change and lists its assumptions."""
+"""The base class for what-ifs, which checks parameters, names the change and lists its assumptions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Pricing = Literal["model", "factor"]
 
 
 def allowed_values(*choices: str) -> Mapping[str, Any]:
-    """Return the metadata of a field with a fixed set of values."""
+    """Return the metadata for a field with a fixed set of values."""
     return {"choices": choices}
 
 
 def minimum_value(number: float) -> Mapping[str, Any]:
-    """Return the metadata of a field with a minimum; without it, numbers must be above 0."""
+    """Return the metadata for a field with a minimum; without it, numbers must be above 0."""
     return {"least": number}
 
 
@@ -45,7 +45,7 @@ _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 
 @cache
 def type_hints_of(kind: type) -> Mapping[str, Any]:
-    """Return the annotations of a what-if; none if those of a custom what-if cannot be resolved."""
+    """Return the annotations of a what-if; none if a custom what-if's annotations cannot be resolved."""
     try:
         return get_type_hints(kind)
     except NameError:
@@ -95,7 +95,7 @@ def _flatten_values(value: Any) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class WhatIf(ABC):
-    """A change of a graph whose fields are its parameters; numbers must be above 0.
+    """A change to a graph; its fields are its parameters, and numbers must be above 0.
 
     A custom what-if is a frozen dataclass with a method ``change``, or any function of a graph.
     """
@@ -151,11 +151,11 @@ class WhatIf(ABC):
         return annotate(self.change(graph), f"{graph.name} + {self}", *self.assumptions)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if the profile already has the change; else ``""``."""
+        """Return the reason if the profile already has the change; otherwise ``""``."""
         return ""
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the trace options that reproduce the memory of the change; ``None`` if it is not modelled."""
+        """Return the trace options that reproduce the change's memory; ``None`` if its memory is not modelled."""
         if self.traced_with is None:
             return None
         return MemoryChange(**{option: getattr(self, own) for own, option in self.traced_with})

@@ -1,4 +1,4 @@
-"""Edit of a document that changes its batch size."""
+"""Edit that changes a document's batch size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NoBatchError(RollerError):
 
 
 def batch_literal_of(name: str, text: str, constant: str = "") -> BatchLiteral:
-    """Return the literal batch size, or the candidate that ``constant`` names."""
+    """Return the literal batch size, or the candidate named by ``constant``."""
     found = find_batch_literal(text)
     if isinstance(found, BatchLiteral):
         return found

@@ -17,14 +17,14 @@ from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.settings import devices_of, whole_number
 from roller.server.lsp.words import share_text, size_text, time_text
 
-#: Most children listed in a message.
+#: Maximum number of children listed in a message.
 _MOST_SAID = 8
 #: Longest path in an error message, in characters.
 _LONGEST_PATH = 80
 
 
 class RefusedError(JsonRpcException):
-    """A request cannot be done; the text gives the reason and the remedy."""
+    """A request cannot be fulfilled; the text gives the reason and the remedy."""
 
     CODE = -32803  # RequestFailed
 
@@ -33,7 +33,7 @@ Command = Callable[[LanguageServer, EditorState, tuple[Any, ...]], Awaitable[Any
 
 
 def register(server: LanguageServer, editor: EditorState) -> None:
-    """Register the commands on a server; they act on the sessions of ``editor``."""
+    """Register the commands with a server; they act on the sessions of ``editor``."""
     for name, command in COMMANDS.items():
         _register(server, editor, name, command)
 
@@ -59,7 +59,7 @@ def text_of(params: Any, name: str) -> str:
 def _argument(
     where: str, arguments: tuple[Any, ...], number: int, kind: Any, words: str, default: Any = None
 ) -> Any:  # fmt: skip
-    """Return a checked argument of a command; ``where`` names both in errors."""
+    """Return a checked argument of a command; error messages use ``where`` to name both."""
     value = arguments[number] if number < len(arguments) else None
     if value is None:
         value = default

@@ -1,4 +1,4 @@
-"""Diagnostics of a live profile: errors in the providers, memory that does not fit, and hints."""
+"""Diagnostics of a live profile: errors in the providers, insufficient memory, and hints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OUTPUT_LINES = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """Diagnostic before placement; ``file`` and ``line`` refer to the profiled text, ``data`` has exact figures."""
+    """Diagnostic before placement; ``file`` and ``line`` refer to the profiled text, ``data`` holds exact figures."""
 
     file: str
     line: int
@@ -31,7 +31,7 @@ class Finding:
 
 
 def findings_of(shown: EditorSession) -> list[Finding]:
-    """Return the findings of a session's current state."""
+    """Return the findings for a session's current state."""
     error = shown.session.state.error
     if error is not None:
         return [*_errors(shown, error)]
@@ -92,7 +92,7 @@ def _hints(shown: EditorSession) -> Iterator[Finding]:
 
 
 def hint_text(hint: Mapping[str, Any]) -> str:
-    """Describe the gain of a hint; name its change as ``roller whatif --do`` takes it."""
+    """Describe the gain from a hint; name its change in the syntax of ``roller whatif --do``."""
     name = ", ".join(hint["options"]) or hint["change"]
     interval = interval_text(hint["lower_s"], hint["upper_s"])
     gain = f"saves {time_text(-hint['delta_s'])}"

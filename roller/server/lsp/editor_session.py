@@ -1,4 +1,4 @@
-"""Live profile of one entry file for an editor: figures of the latest profile, at the current lines of documents."""
+"""Live profile of one entry file for an editor: the latest profile's figures at the documents' current lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Placement:
-    """Map from lines of the profile to lines of a document; ``is_stale`` if files changed since the profile."""
+    """Map from lines of the profile to lines of a document; ``is_stale`` if files have changed since the profile."""
 
     name: str
     lines: Mapping[int, PlacedLine]
@@ -46,7 +46,7 @@ class EditorSession:
     Parameters
     ----------
     changed
-        Called with the session and each message, after the figures are updated.
+        Called with the session and each message after the figures are updated.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class EditorSession:
         await self.session.close()
 
     def covers(self, path: Path) -> str | None:
-        """Return the name of the entry file or a profiled file; ``None`` for others."""
+        """Return the project-relative name of the entry file or a profiled file; ``None`` for other files."""
         name = self.project.name_of(path)
         texts = {} if self.figures is None else self.figures.texts
         return name if name is not None and (name == self.project.entry_name or name in texts) else None
 
     def placement(self, name: str, text: str) -> Placement | None:
-        """Return the current lines of the latest profile in a document; ``None`` without a profile of it."""
+        """Return the current lines of the latest profile in a document; ``None`` if the document is not profiled."""
         figures = self.figures
         if figures is None or name not in figures.texts:
             return None
         return Placement(name, self.placed(figures.texts[name], text), self.is_stale)
 
     def placed(self, old: str, new: str) -> Mapping[int, PlacedLine]:
-        """Map the lines of an earlier text to a text; cached, since every request asks for it."""
+        """Map the lines of an earlier text to the current text; cached, since every request needs the map."""
         key = (old, new)
         if key not in self._placed:
             while len(self._placed) >= _KEPT:
@@ -108,23 +108,23 @@ class EditorSession:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no profile runs and all messages of the last one are processed."""
+        """Whether no profile is running and all messages of the last profile have been processed."""
         return self.session.state.status != "running" and self._messages.empty() and not self._takes
 
     @property
     def is_stale(self) -> bool:
-        """Whether files or options changed since the displayed profile."""
+        """Whether files or options have changed since the displayed profile was made."""
         figures, session = self.figures, self.session
         return figures is not None and (
             figures.revision < session.state.revision or _what_decides(session.options) != self._options_shown
         )
 
     def result(self, stage: str) -> Any:
-        """Return the data of a stage that followed the displayed profile; ``None`` before it arrives."""
+        """Return the data of a stage that followed the displayed profile; ``None`` until it arrives."""
         return self._results.get(stage)
 
     async def _follow(self) -> None:
-        """Process messages in order; log one that fails, and continue with the next."""
+        """Process messages in order; if one fails, log it and continue with the next."""
         while True:
             message, options = await self._messages.get()
             self._takes = True
@@ -149,7 +149,7 @@ class EditorSession:
             self.error_texts = self._texts_of(message["error"])
 
     async def _take_profile(self, message: Mapping[str, Any], options: StepOptions) -> None:
-        """Compute the figures in another thread so that the loop answers requests meanwhile."""
+        """Compute the figures in another thread so that the loop can answer requests in the meantime."""
         texts, name, loop = dict(self.session.state.texts), self.project.entry_name, asyncio.get_running_loop()
         figures, why = None, ""
         try:

@@ -1,4 +1,4 @@
-"""State of the language server for its client: settings, sessions of entry files, documents."""
+"""State of the language server for its client: settings, sessions of entry files, and documents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EditorState:
         self.settings = Settings()
         self._wrong_settings = self._unknown_settings = ""
         self._processes: WorkerProcesses | None = None
-        #: By entry file, in the order of the last use.
+        #: By entry file, in order of last use.
         self.sessions: dict[Path, EditorSession] = {}
         self.pages: dict[Path, EditorPage] = {}
         #: Diagnostics last published, by entry file and file name.
@@ -50,13 +50,13 @@ class EditorState:
 
     @property
     def encoding(self) -> Encoding:
-        """Unit of the client's positions."""
+        """Unit of the client's text positions."""
         return self._server.workspace.position_encoding or types.PositionEncodingKind.Utf16
 
     # Settings
 
     def configure(self, data: Any) -> None:
-        """Apply settings; errors in them are reported now, and again at each request for a profile."""
+        """Apply settings; report errors in them now, and again whenever a profile is requested."""
         if data is None:
             return
         self._unknown_settings = unknown_settings(data)
@@ -66,7 +66,7 @@ class EditorState:
             self._wrong_settings = str(error)
 
     async def read_configuration(self) -> None:
-        """Request the client's settings if it supports that."""
+        """Request the client's settings if the client supports such requests."""
         workspace = self._server.client_capabilities.workspace
         if workspace is not None and workspace.configuration:
             asked = types.ConfigurationParams([types.ConfigurationItem(section="roller")])
@@ -95,7 +95,7 @@ class EditorState:
         return None
 
     def text_of(self, shown: EditorSession, name: str) -> str | None:
-        """Return the text of a file from the editor if it is open there, else from disk."""
+        """Return the text of a file, from the editor if it is open there, otherwise from disk."""
         document = self.open_document(shown.project.folder / name)
         if document is not None:
             return str(document.source)
@@ -105,7 +105,7 @@ class EditorState:
             return None
 
     def open_document(self, path: Path) -> Any:
-        """Return the editor's open document of a file, or ``None``."""
+        """Return the editor's open document for a file, or ``None``."""
         for uri, document in self._server.workspace.text_documents.items():
             if path_of(uri) == path:
                 return document
@@ -119,7 +119,7 @@ class EditorState:
     # Sessions
 
     async def profile(self, uri: str) -> EditorSession:
-        """Profile the configured entry file, else the file of the URI, else the entry file of that file's session."""
+        """Profile the configured entry file, or else the file of the URI or the entry file of that file's session."""
         if self._wrong_settings:
             raise SettingsError(self._wrong_settings)
         entry = self._entry_of(uri)
@@ -160,7 +160,7 @@ class EditorState:
         return path
 
     def session_of(self, uri: str) -> EditorSession:
-        """Return the session of a file; for ``""`` the one used last."""
+        """Return the session of a file; for ``""``, the most recently used session."""
         found = self.document(uri) if uri else None
         if found is not None:
             return found[0]
@@ -170,7 +170,7 @@ class EditorState:
         raise RollerError(f"{name}: expected a file with a profile, got none. Use roller.profile on an entry file.")
 
     async def snapshot(self, uri: str, waits: bool) -> dict[str, Any]:
-        """Return the whole state of a file's session; with ``waits``, after the running profile has ended."""
+        """Return the whole state of a file's session; if ``waits``, wait for the running profile to end first."""
         shown = self.session_of(uri)
         if waits:
             async with self._changed:
@@ -184,7 +184,7 @@ class EditorState:
         self.publish(uri)
 
     async def page_of(self, shown: EditorSession) -> EditorPage:
-        """Return the page of a session, started if necessary."""
+        """Return the page of a session; start it if necessary."""
         entry = shown.project.entry
         try:
             from roller.server.lsp.page import EditorPage, known_devices
@@ -237,7 +237,7 @@ class EditorState:
         task.add_done_callback(self._tasks.discard)
 
     def publish(self, uri: str) -> None:
-        """Send the diagnostics of a file's session."""
+        """Send the diagnostics for a file's session."""
         found = self.document(uri)
         if found is not None:
             self._publish_all(found[0])
@@ -270,7 +270,7 @@ class EditorState:
         self._published[shown.project.entry] = made
 
     def _refresh(self) -> None:
-        """Ask the client to request lenses and inlay hints again, if it supports that."""
+        """Ask the client to request lenses and inlay hints again, if the client supports that."""
         workspace = self._server.client_capabilities.workspace
         if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:
             self._server.workspace_code_lens_refresh(None)

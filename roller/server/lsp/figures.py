@@ -1,4 +1,4 @@
-"""Figures of a profile for a document: of its lines, of the modules that a line calls, and of classes."""
+"""Figures of a profile for a document: for its lines, for the modules that a line calls, and for classes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Part:
     name
         Path of a module, or name of a class.
     wall_s
-        Its share of the step's time, in seconds.
+        The part's share of the step's time, in seconds.
     held_bytes
-        Bytes at the peak of the total.
+        Bytes held when total memory is at its peak.
     instances
         Paths of the module instances.
     """
@@ -52,11 +52,11 @@ class ProfileFigures:
     texts
         Text of each profiled file by name.
     kernels
-        Kernel with the longest time of each line, and its seconds.
+        For each line, the kernel with the longest time and its seconds.
     calls, classes
         Modules called by a line, and instances of a class, by file and line.
     steps
-        Line of the step's function by file.
+        Line of the step function by file.
     """
 
     profile: StepProfile
@@ -88,7 +88,7 @@ class ProfileFigures:
 
     @cached_property
     def nodes(self) -> Mapping[str, tuple[Node, ...]]:
-        """Nodes of modules by path and of lines by ``"file:line"``; ``""`` is the step."""
+        """Map module paths and lines (``"file:line"``) to their nodes; ``""`` is the step."""
         found: dict[str, list[Node]] = {"": [self.profile.root]}
         for node in self.profile.root.walk():
             if node.kind in ("module", "line"):
@@ -188,7 +188,7 @@ def _place(name: str) -> tuple[str, int]:
 def _parts_of_classes(
     root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
 ) -> dict[tuple[str, int], Part]:  # fmt: skip
-    """Sum time and memory of the instances of each class by file and first line; nested instances count once."""
+    """Sum the time and memory of class instances by file and first line of the class; count nested instances once."""
     owners: dict[tuple[str, int], dict[int, Node]] = {}
     instances: dict[tuple[str, int], dict[str, None]] = {}
     names: dict[tuple[str, int], str] = {}
@@ -223,7 +223,7 @@ def _class_around(name: str, classes: Mapping[str, list[tuple[int, int, str]]]) 
 def _lines_with_owners(
     root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
 ) -> Iterator[tuple[Node, Node, str, Counter[tuple[str, int]]]]:
-    """Yield each line, the module that runs it or the line itself, the module's path, and the enclosing classes."""
+    """Yield each line, the module that runs it (or the line itself), the module's path, and the enclosing classes."""
     around: Counter[tuple[str, int]] = Counter()
     todo: list[tuple[Node | None, Node | None, str, tuple[str, int] | None]] = [(root, None, "", None)]
     while todo:

@@ -1,6 +1,6 @@
 """Language server of ``roller lsp``, documented in docs/guides/editor.md.
 
-It runs no code of a project until a client requests a profile of an entry file.
+The server runs no project code until a client requests a profile of an entry file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Protocol(LanguageServerProtocol):
     _was_initialized = False
 
     def handle_message(self, message: Any) -> None:
-        """Reject messages before ``initialize``, a second ``initialize``, and messages after ``shutdown``."""
+        """Reject messages before ``initialize``, repeated ``initialize`` messages, and messages after ``shutdown``."""
         method = getattr(message, "method", None)
         why = self._refusal_of(method) if method is not None and method != types.EXIT else None
         if why is None:
@@ -53,14 +53,14 @@ class _Protocol(LanguageServerProtocol):
 
     @lsp_method(types.INITIALIZE)
     def lsp_initialize(self, params: types.InitializeParams) -> Generator[Any, Any, types.InitializeResult]:
-        """Add the version of the protocol to the capabilities."""
+        """Add the protocol version to the capabilities."""
         result = yield from super().lsp_initialize(params)
         result.capabilities.experimental = {"roller": {"protocol": PROTOCOL}}
         return result
 
 
 class RollerLanguageServer(LanguageServer):
-    """Server of one client; documents are synchronised in full, since pygls ends lines at form feeds."""
+    """Server for one client; documents are synchronised in full, since pygls ends lines at form feeds."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ class RollerLanguageServer(LanguageServer):
 
 
 def make_server() -> RollerLanguageServer:
-    """Return a server with all requests and commands registered."""
+    """Return a server on which all requests and commands are registered."""
     server = RollerLanguageServer()
     _register_lifetime(server)
     _register_documents(server)

@@ -1,4 +1,4 @@
-"""Page of a session, served for a browser or a panel of the editor."""
+"""Page of a session, served to a browser or an editor panel."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from roller.server.web import PageServer
 #: Sources that may show the page in a frame: the editor on this machine, and its browser version.
 _FRAMES = "vscode-webview: vscode-file: https://*.vscode-cdn.net"
 _LOOPBACK = ("127.0.0.1", "localhost")
-#: Seconds between two checks whether the page is served.
+#: Seconds between two checks of whether the page is served.
 _LOOK_S = 0.01
 
 
 class EditorPage:
-    """Serve the page of a session; the session continues without it."""
+    """Serve the page of a session; the session continues when the page is closed."""
 
     def __init__(self, session: Session, devices: list[dict[str, Any]]) -> None:
         self._socket = listen_on(_LOOPBACK[0], 0)
@@ -55,7 +55,7 @@ class EditorPage:
             raise RollerError(f"showPage: expected a page at {self._page.hosts[0]}, got {why}. Show the page again.")
 
     def allow(self, host: str) -> None:
-        """Accept a host header with another port of the local machine, which is forwarded to this server."""
+        """Accept a host header with another port of the local machine that is forwarded to this server."""
         name, _, port = host.rpartition(":")
         if name not in _LOOPBACK or not port.isascii() or not port.isdigit():
             raise RollerError(
@@ -74,7 +74,7 @@ class EditorPage:
 
 
 def known_devices() -> list[dict[str, Any]]:
-    """Return the facts of all devices to choose from; reads every specification."""
+    """Return facts about all devices to choose from; read every specification."""
     specs = [load_spec(name) for name in list_specs()]
     return [facts_of(spec) for spec in specs if spec.traits.blocks or not spec.traits.discrete]
 
@@ -82,5 +82,5 @@ def known_devices() -> list[dict[str, Any]]:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the language server."""
+        """Leave signal handling to the language server."""
         yield

@@ -1,4 +1,4 @@
-"""Positions in a document in the client's units, and lines that edits moved."""
+"""Positions in a document in the client's units, and lines that edits have moved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def position_at(text: str, offset: int, encoding: Encoding) -> types.Position:
 
 
 def range_of_line(lines: list[str], line: int, encoding: Encoding) -> types.Range:
-    """Return the range of a line (from 1) without its indentation."""
+    """Return the range of a line (numbered from 1) without its indentation."""
     text = lines[line - 1] if 0 < line <= len(lines) else ""
     indent = len(text) - len(text.lstrip())
     return types.Range(
@@ -51,14 +51,14 @@ def range_of_line(lines: list[str], line: int, encoding: Encoding) -> types.Rang
 
 @dataclass(frozen=True)
 class PlacedLine:
-    """Current line number (from 1) of a profiled line, and whether its text changed."""
+    """Current line number (from 1) of a profiled line, and whether the line's text has changed."""
 
     line: int
     is_changed: bool = False
 
 
 def placed_lines(old: str, new: str) -> Mapping[int, PlacedLine]:
-    r"""Map line numbers of an earlier text to those of the current one; deleted lines are missing.
+    r"""Map line numbers of an earlier text to line numbers of the current text; deleted lines are missing.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Progress of running profiles in the editor."""
+"""Progress reports on running profiles in the editor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Shown:
 
 
 class ProgressReports:
-    """Report the progress of profiles to a client that supports it."""
+    """Report the progress of profiles to a client that supports progress reports."""
 
     def __init__(self, server: LanguageServer) -> None:
         self._server = server
@@ -39,7 +39,7 @@ class ProgressReports:
         self._open: dict[int, _Shown] = {}
 
     def take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
-        """Begin, update or end the progress of a session according to its message."""
+        """Begin, update or end a session's progress report according to its message."""
         window = self._server.client_capabilities.window
         if window is None or not window.work_done_progress:
             return

@@ -18,12 +18,12 @@ _MOST_BATCH = 10**9
 _NAMES = ("entry", "device", "batch", "amp", "checkpoint", "live", "runScripts", "arguments", "patience")
 #: Settings that clients read themselves.
 _OF_CLIENTS = ("python", "trace")
-#: Most unknown settings in a message, and the longest name in characters.
+#: Maximum number of unknown settings in a message, and maximum length of a name in characters.
 _MOST_SAID, _LONGEST_NAME = 5, 40
 
 
 class SettingsError(RollerError):
-    """A setting has a wrong value."""
+    """A setting has an invalid value."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Settings:
     Parameters
     ----------
     entry
-        Path relative to the workspace; ``""`` for the file that is profiled first.
+        Path of the entry file relative to the workspace; ``""`` for the file that is profiled first.
     arguments
         Command-line arguments of a training script without providers.
     is_live
-        Whether a save starts a profile after the first one.
+        Whether each save starts a new profile, once a first one has been requested.
     patience_s
-        Seconds without progress until a profile is stopped.
+        Seconds without progress after which a profile is stopped.
     """
 
     entry: str = ""
@@ -50,7 +50,7 @@ class Settings:
     patience_s: float = PATIENCE_S
 
     def updated(self, data: Any) -> Settings:
-        """Return the settings updated from a client's JSON; unknown keys are ignored."""
+        """Return the settings updated from a client's JSON; ignore unknown keys."""
         if data is None:
             return self
         if not isinstance(data, Mapping):
@@ -82,7 +82,7 @@ class Settings:
 
 
 def unknown_settings(data: Any) -> str:
-    """Return a message on the unknown keys of a client's JSON; ``""`` if there are none.
+    """Return a message about the unknown keys in a client's JSON; ``""`` if there are none.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def _short(name: Any) -> str:
 
 
 def devices_of(value: Any, where: str = "device") -> tuple[tuple[str, int], ...]:
-    """Parse names and counts of devices from ``"h100,2xa100"`` or a list; ``where`` begins the error message.
+    """Parse device names and counts from ``"h100,2xa100"`` or a list; ``where`` begins the error message.
 
     Examples
     --------

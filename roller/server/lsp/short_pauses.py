@@ -1,4 +1,4 @@
-"""Shorten pauses in which Python answers no request: full garbage collections, and turns of other threads."""
+"""Shorten pauses in which Python answers no request: full garbage collections, and other threads' time slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code lenses, hovers and inlay hints of a profile in a document."""
+"""Code lenses, hovers and inlay hints for a profile in a document."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from roller.server.lsp.figures import Part, ProfileFigures, sums_of
 from roller.server.lsp.positions import Encoding, PlacedLine, range_of_line, units_of
 from roller.server.lsp.words import device_text, interval_text, pipe_text, plain, share_text, size_text, time_text
 
-#: Most lenses of a line, and most instances in a hover.
+#: Maximum number of lenses per line, and of instances in a hover.
 _MOST_LENSES, _MOST_INSTANCES = 3, 5
 _STALE = " · stale"
 
 
 def lenses(shown: EditorSession, name: str, text: str, uri: str, encoding: Encoding) -> list[types.CodeLens]:
-    """Return the code lenses of a document: of the step, of classes, and of lines that call modules."""
+    """Return the code lenses for a document: for the step, for classes, and for lines that call modules."""
     placement, figures = shown.placement(name, text), shown.figures
     if placement is None or figures is None:
         return []
@@ -48,7 +48,7 @@ def lenses(shown: EditorSession, name: str, text: str, uri: str, encoding: Encod
 
 
 def _parts(figures: ProfileFigures, placement: Placement) -> Iterator[tuple[str, PlacedLine, Part, str]]:
-    """Yield the title, line, part and first module of classes and of modules called by lines."""
+    """Yield the title, line, part and first module of each class and of the modules called by each line."""
     for (file, line), part in figures.classes.items():
         if file == placement.name and line in placement.lines:
             count = len(part.instances)
@@ -102,7 +102,7 @@ def _step_data(figures: ProfileFigures) -> dict[str, Any]:
 def inlays(
     shown: EditorSession, name: str, text: str, within: types.Range, encoding: Encoding
 ) -> list[types.InlayHint]:  # fmt: skip
-    """Return inlay hints with time and memory for the lines of a range."""
+    """Return inlay hints with time and memory for a range of lines."""
     placement, figures = shown.placement(name, text), shown.figures
     if placement is None or figures is None:
         return []
@@ -150,7 +150,7 @@ def found_line(shown: EditorSession, name: str, text: str, line: int) -> tuple[L
 
 
 def hover(shown: EditorSession, name: str, text: str, at: types.Position, encoding: Encoding) -> types.Hover | None:
-    """Return the hover of the line at a position."""
+    """Return the hover text for the line at a position."""
     found = found_line(shown, name, text, at.line + 1)
     if found is None or shown.figures is None:
         return None

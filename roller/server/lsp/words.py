@@ -38,7 +38,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def share_text(part: float, whole: float) -> str:
-    """Format a share in percent; ``""`` if the whole is zero.
+    """Format a share in percent; return ``""`` if the whole is zero.
 
     Examples
     --------
@@ -52,13 +52,13 @@ def share_text(part: float, whole: float) -> str:
 
 
 def device_text(profile: Mapping[str, Any]) -> str:
-    """Format the device of a profile, with the number that share the batch."""
+    """Format the device of a profile, with the number of devices that share the batch."""
     name, count = profile["device"] or "unknown device", profile["devices"]
     return name if count == 1 else f"{count} x {name}"
 
 
 def interval_text(lower_s: float, upper_s: float) -> str:
-    """Format an interval; ``""`` if none is known."""
+    """Format an interval; return ``""`` if it is unknown."""
     return f"{time_text(lower_s)} to {time_text(upper_s)}" if upper_s > lower_s else ""
 
 
@@ -74,5 +74,5 @@ def pipe_text(pipe: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Quote a text as Markdown code; replace characters that would end it."""
+    """Quote a text as Markdown code; replace characters that would end the code span."""
     return "`" + " ".join(text.replace("`", "'").split()) + "`"

@@ -1,4 +1,4 @@
-"""WGAN with gradient penalty (Gulrajani et al., 2017, arXiv:1704.00028): residual networks for images of 64 x 64."""
+"""WGAN with gradient penalty (Gulrajani et al., 2017, arXiv:1704.00028): residual networks for 64 x 64 images."""
 
 # Generator and critic have 14 layers each, including four residual blocks. A step trains the critic five times, each
 # time on other real images, and then the generator once, as published.
@@ -39,7 +39,7 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 class Down(nn.Module):
-    """Residual block of the critic, which halves height and width; the penalty needs norms per image."""
+    """Residual block of the critic, which halves height and width; the penalty needs norms for each image."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Generator(nn.Module):
         self.norm, self.last = nn.BatchNorm2d(channels), nn.Conv2d(channels, 3, 3, padding=1)
 
     def forward(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, 3, 64, 64) of noise (batch, 128)."""
+        """Return images (batch, 3, 64, 64) generated from noise (batch, 128)."""
         x = self.blocks(self.first(noise).view(-1, 8 * self.channels, 4, 4))
         return torch.tanh(self.last(torch.relu(self.norm(x))))
 
@@ -82,7 +82,7 @@ class Critic(nn.Module):
         self.last = nn.Linear(16 * 8 * channels, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return a number for each image (batch, 3, 64, 64)."""
+        """Return a score for each image (batch, 3, 64, 64)."""
         return self.last(self.blocks(self.first(images)).flatten(1)).flatten()
 
 
@@ -95,7 +95,7 @@ class Networks(nn.Module):
 
 
 def gradient_penalty(critic: nn.Module, real: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Return the mean squared distance from 1 of the critic's gradient norms, between real and made images."""
+    """Return the mean squared distance from 1 of the critic's gradient norms between real and generated images."""
     share = torch.rand(len(real), 1, 1, 1, device=real.device)
     between = (share * real + (1 - share) * made).requires_grad_()
     (slopes,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
@@ -132,7 +132,7 @@ def _step_of(learning_rate: float, model: Networks) -> TrainingStep:
 
 
 def wgan_gp(*, reduced: bool = False) -> Workload:
-    """Return WGAN-GP; reduced: 8 instead of 64 channels. A sample is five real images, the loss the critic's last."""
+    """Return WGAN-GP; reduced: 8 instead of 64 channels. A sample is five real images; the loss is the critic's own."""
     channels = 8 if reduced else CHANNELS
     return Workload(
         partial(Networks, channels), lambda batch: (torch.rand(batch, CRITIC_UPDATES, 3, SIDE, SIDE) * 2 - 1,),

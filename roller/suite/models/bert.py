@@ -1,6 +1,6 @@
-"""BERT (Devlin et al., 2018, arXiv:1810.04805), base and large, with the head that finds answers of SQuAD in a text."""
+"""BERT (Devlin et al., 2018, arXiv:1810.04805), base and large, with the head that locates SQuAD answers in a text."""
 
-# Sequences have 384 tokens, as in the publication's run_squad.py; none is padding, so attention has no mask.
+# Sequences have 384 tokens, as in the publication's run_squad.py; none of them is padding, so attention has no mask.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH = 384
 
 
 class Body(nn.Module):
-    """Encoder from tokens and their kinds (question or text) to vectors."""
+    """Encoder from tokens and token types (question or text) to vectors."""
 
     def __init__(self, sizes: Sizes, *, fused: bool = False) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Body(nn.Module):
         )
 
     def forward(self, tokens: torch.Tensor, kinds: torch.Tensor | None = None) -> torch.Tensor:
-        """Return vectors (batch, length, width); without ``kinds``, all tokens have kind 0."""
+        """Return vectors (batch, length, width); without ``kinds``, all tokens have type 0."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = (
             self.tokens(tokens) + self.kinds(torch.zeros_like(tokens) if kinds is None else kinds)
@@ -49,7 +49,7 @@ class Body(nn.Module):
 
 
 class Answers(nn.Module):
-    """BERT with two logits per token: for the start and for the end of an answer."""
+    """BERT with two logits per token: for the start and the end of an answer."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def _loss(
 
 
 def _inputs(vocabulary: int, length: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return tokens (batch, length), their kinds, and the start and end positions (batch,) of answers."""
+    """Return tokens (batch, length), their types, and the start and end positions (batch,) of answers."""
     kinds = (torch.arange(length) >= length // 8).long().repeat(batch, 1)
     first, last = torch.randint(length // 8, length, (2, batch)).sort(0).values
     return torch.randint(vocabulary, (batch, length)), kinds, first, last

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a transformer."""
+    """Dimensions of a transformer."""
 
     layers: int
     width: int
@@ -37,7 +37,7 @@ class Projection(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (..., outputs) of (..., inputs)."""
+        """Map (..., inputs) to (..., outputs)."""
         flat = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
         return flat.view(*x.shape[:-1], self.weight.shape[1])
 
@@ -107,7 +107,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward part, normalised before (decoders) or after (encoders)."""
+    """Attention and feed-forward sublayers, normalised before (decoders) or after (encoders)."""
 
     def __init__(self, sizes: Sizes, feed: nn.Module, *, causal: bool, joined: bool, first: bool, fused: bool) -> None:
         super().__init__()

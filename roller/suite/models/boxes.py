@@ -1,6 +1,6 @@
 """Operators of detectors with fixed shapes; boxes are (left, top, right, bottom)."""
 
-# Where published code selects all boxes that pass a test, a fixed number is selected here, the best first; boxes that
+# Where published code selects all boxes that pass a test, a fixed number is selected here, best first; boxes that
 # fail the test have no effect.
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_GROWTH = math.log(1000 / 16)
 def anchors_of_level(
     shape: torch.Size, stride: int, sizes: Sequence[float], ratios: Sequence[float], device: torch.device
 ) -> torch.Tensor:
-    """Return anchors (height width sizes ratios, 4) of a level (..., height, width); ratios are height over width."""
+    """Return anchors (height width sizes ratios, 4) for a level (..., height, width); ratios are height over width."""
     height, width = shape[-2:]
     sides = [(size * math.sqrt(1 / ratio), size * math.sqrt(ratio)) for size in sizes for ratio in ratios]
     around = torch.tensor([(-w / 2, -h / 2, w / 2, h / 2) for w, h in sides], device=device)
@@ -38,14 +38,14 @@ def overlap(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def encoded(boxes: torch.Tensor, anchors: torch.Tensor, weights: tuple[float, float] = (1.0, 1.0)) -> torch.Tensor:
-    """Return the shifts and growths (..., 4) from anchors to boxes; ``weights`` scale shifts and growths."""
+    """Return the shifts and log scales (..., 4) from anchors to boxes, multiplied by ``weights``."""
     sizes, wanted = anchors[..., 2:] - anchors[..., :2], boxes[..., 2:] - boxes[..., :2]
     shift = (boxes[..., :2] + wanted / 2 - anchors[..., :2] - sizes / 2) / sizes
     return torch.cat([weights[0] * shift, weights[1] * torch.log(wanted / sizes)], -1)
 
 
 def decoded(deltas: torch.Tensor, anchors: torch.Tensor, image: tuple[int, int]) -> torch.Tensor:
-    """Apply shifts and growths to anchors; boxes are clipped to an image (height, width) and at least a pixel wide."""
+    """Apply shifts and log scales to anchors; clip boxes to an image (height, width), at least a pixel wide."""
     sizes = anchors[..., 2:] - anchors[..., :2]
     centres = anchors[..., :2] + sizes / 2 + deltas[..., :2] * sizes
     half = sizes * torch.exp(deltas[..., 2:].clamp(max=_MOST_GROWTH)) / 2
@@ -57,7 +57,7 @@ def decoded(deltas: torch.Tensor, anchors: torch.Tensor, image: tuple[int, int])
 def matched(
     anchors: torch.Tensor, boxes: torch.Tensor, low: float, high: float, *, best_of_each: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return labels (1 matched, 0 background, -1 ignored) of anchors, and the index of the best box of each."""
+    """Return anchor labels (1 matched, 0 background, -1 ignored) and the index of the best box for each anchor."""
     overlaps = overlap(anchors.expand(len(boxes), -1, -1), boxes)
     best, number = overlaps.max(-1)
     labels = (best >= high).long() - ((best >= low) & (best < high)).long()
@@ -79,7 +79,7 @@ def sampled(labels: torch.Tensor, count: int, most_matched: int) -> torch.Tensor
 def suppressed(
     boxes: torch.Tensor, scores: torch.Tensor, most_overlap: float, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ranks and indices of the ``count`` best boxes that no better one overlaps by ``most_overlap``."""
+    """Return ranks and indices of the ``count`` best boxes, each overlapped by no better box above ``most_overlap``."""
     # all pairs at once, as in Fast NMS (Bolya et al., "YOLACT", 2019): a suppressed box still suppresses others
     stays = overlap(boxes, boxes).triu(1).amax(1) <= most_overlap
     ranks, numbers = (scores.sigmoid() + stays).topk(min(count, boxes.shape[1]), 1)
@@ -87,14 +87,14 @@ def suppressed(
 
 
 def picked(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return rows (batch, k, ...) of (batch, n, ...) at indices (batch, k)."""
+    """Gather rows (batch, k, ...) from (batch, n, ...) at indices (batch, k)."""
     if rows.dim() == 2:
         return rows.gather(1, numbers)
     return rows.gather(1, numbers[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 def atlas_of(levels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pack levels (batch, channels, h, w), each half the size of the previous one, in one image; return corners."""
+    """Pack levels (batch, channels, h, w), each half the size of the previous one, into one image; return corners."""
     first, *others = levels
     corners, top = [(0, 0)], 0
     if not others:
@@ -113,7 +113,7 @@ def atlas_of(levels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor
 def roi_align(
     levels: Sequence[torch.Tensor], strides: Sequence[int], boxes: torch.Tensor, side: int, points: int = 1
 ) -> torch.Tensor:
-    """Return features of levels in boxes by RoIAlign (He et al., "Mask R-CNN", 2017), with one grid sampling."""
+    """Return features of the levels in boxes by RoIAlign (He et al., "Mask R-CNN", 2017), with one grid sampling."""
     atlas, corners = atlas_of(levels)
     batch, count = boxes.shape[:2]
     sizes = boxes[..., 2:] - boxes[..., :2]

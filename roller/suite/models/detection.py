@@ -54,7 +54,7 @@ class Proposer(nn.Module):
     def forward(
         self, levels: list[torch.Tensor], image: tuple[int, int], objects: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return boxes (batch, count, 4) without gradients, and the loss of 256 anchors of each image."""
+        """Return boxes (batch, count, 4) without gradients, and the loss over 256 anchors of each image."""
         scores, deltas, anchors = [], [], []
         for level, stride, sizes in zip(levels, self.strides, self.sizes, strict=True):
             x = torch.relu(self.conv(level))
@@ -98,7 +98,7 @@ class Proposer(nn.Module):
 
 
 class Refiner(nn.Module):
-    """Last layers of a head: classes, and a refined box per class."""
+    """Last layers of a head: class logits and a refined box for each class."""
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Refiner(nn.Module):
 def sampled_boxes(
     proposed: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``count`` proposals or objects, at most a quarter matched, with object indices and classes."""
+    """Return ``count`` proposals or objects, at most a quarter of them matched, with object indices and classes."""
     with torch.no_grad():
         everything = torch.cat([proposed, objects], 1)
         labels, number = ops.matched(everything, objects, 0.5, 0.5)
@@ -129,7 +129,7 @@ def sampled_boxes(
 
 
 class FasterRCNN(nn.Module):
-    """Loss of Faster R-CNN from images with objects; class 0 is background, and ``count`` boxes train the head."""
+    """Faster R-CNN's loss for images with objects; class 0 is background, and ``count`` boxes train the head."""
 
     def __init__(self, width: int = 64, classes: int = 21, count: int = 64) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class FasterRCNN(nn.Module):
         self.refiner, self.count = Refiner(32 * width, classes), count
 
     def forward(self, images: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the loss of images (batch, 3, height, width) with objects (batch, n, 4) of classes (batch, n)."""
+        """Return the loss for images (batch, 3, height, width) with objects (batch, n, 4) of classes (batch, n)."""
         level = self.body(self.stem(images))
         proposed, loss = self.proposer([level], (images.shape[2], images.shape[3]), objects)
         near, number, found = sampled_boxes(proposed, objects, classes, self.count)
@@ -148,7 +148,7 @@ class FasterRCNN(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Feature pyramid: five levels of equal width from four."""
+    """Feature pyramid: computes five levels of equal width from four."""
 
     def __init__(self, inputs: list[int], width: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Pyramid(nn.Module):
         self.outer = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in inputs)
 
     def forward(self, levels: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return levels from a quarter to a 64th of the image."""
+        """Return levels from a quarter to a 64th of the image size."""
         x = self.inner[-1](levels[-1])
         found = [self.outer[-1](x)]
         for number in range(len(levels) - 2, -1, -1):
@@ -167,7 +167,7 @@ class Pyramid(nn.Module):
 
 
 class MaskRCNN(nn.Module):
-    """Loss of Mask R-CNN from images with objects and masks; ``kept`` is the number of proposed boxes."""
+    """Mask R-CNN's loss for images with objects and masks; ``kept`` is the number of proposed boxes."""
 
     def __init__(
         self, width: int = 64, classes: int = 91, count: int = 512, channels: int = 256, units: int = 1024,
@@ -212,7 +212,7 @@ class MaskRCNN(nn.Module):
         flat = found.flatten()
         own = x.gather(1, flat[:, None, None, None].expand(-1, 1, *x.shape[-2:])).squeeze(1)
         with torch.no_grad():
-            # Each box samples the masks of all objects in its image, and selects that of its own object.
+            # Each box samples the masks of all objects in its image, and selects the sample of its own object.
             parts = ops.roi_align([masks], [1], near, x.shape[-1])
             wanted = parts.gather(1, number.flatten()[:, None, None, None].expand(-1, 1, *x.shape[-2:])).squeeze(1)
         error = functional.binary_cross_entropy_with_logits(own, wanted, reduction="none").mean((1, 2))
@@ -220,7 +220,7 @@ class MaskRCNN(nn.Module):
 
 
 def objects_in(batch: int, height: int, width: int, classes: int) -> tuple[torch.Tensor, ...]:
-    """Return random objects (batch, OBJECTS, 4), at least an eighth of the image in size, and classes from 1 on."""
+    """Return random objects (batch, OBJECTS, 4), each at least an eighth of the image in size, and classes from 1."""
     size = torch.tensor([width, height])
     low = torch.rand(batch, OBJECTS, 2) * 0.5
     boxes = torch.cat([low * size, (low + 0.125 + torch.rand(batch, OBJECTS, 2) * 0.375) * size], -1)
@@ -241,7 +241,7 @@ def _loss(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 def faster_rcnn(*, reduced: bool = False) -> Workload:
-    """Return Faster R-CNN on ResNet-101 for VOC; reduced: an eighth of the width, images of 128 x 160, 16 boxes."""
+    """Return Faster R-CNN on ResNet-101 for VOC; reduced: an eighth of the width, 128 x 160 images, 16 boxes."""
     width, height, long, count = (8, 128, 160, 16) if reduced else (64, 352, 500, 64)
     sgd = partial(torch.optim.SGD, lr=1e-3, momentum=0.9, weight_decay=1e-4)
     return Workload(
@@ -250,7 +250,7 @@ def faster_rcnn(*, reduced: bool = False) -> Workload:
 
 
 def mask_rcnn(*, reduced: bool = False) -> Workload:
-    """Return Mask R-CNN for COCO: 44,401,393 parameters; reduced: a quarter of the width, images of 128 x 160."""
+    """Return Mask R-CNN for COCO: 44,401,393 parameters; reduced: a quarter of the width, 128 x 160 images."""
     height, width = (128, 160) if reduced else (800, 1344)
     sizes = (16, 91, 32, 64, 128, 100) if reduced else ()
     sgd = partial(torch.optim.SGD, lr=0.02 if reduced else 5e-3, momentum=0.9, weight_decay=1e-4)

@@ -21,7 +21,7 @@ ATTENTION, STEPS, GROUPS = 16, 1000, 32
 
 
 class ResBlock(nn.Module):
-    """Residual block of two convolutions, with a time embedding added between them."""
+    """Residual block with two convolutions and a time embedding added between them."""
 
     def __init__(self, inputs: int, outputs: int, time: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class PixelAttention(nn.Module):
 
 
 class Level(nn.Module):
-    """A residual block, with attention where images are small enough."""
+    """A residual block, with attention if images are small enough."""
 
     def __init__(self, inputs: int, outputs: int, time: int, *, attends: bool) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Level(nn.Module):
 
 
 class Double(nn.Module):
-    """Upsampling by two and a convolution."""
+    """Upsampling by two, followed by a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Double(nn.Module):
 
 
 class DiffusionUNet(nn.Module):
-    """UNet from noised images and times to noise; ``channels`` is the width of the first level."""
+    """UNet from noisy images and times to noise; ``channels`` is the width of the first level."""
 
     def __init__(self, channels: int = CHANNELS, side: int = SIDE) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class DiffusionUNet(nn.Module):
         self.norm, self.last = nn.GroupNorm(min(GROUPS, inputs // 4), inputs), nn.Conv2d(inputs, 3, 3, padding=1)
 
     def forward(self, images: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-        """Return the predicted noise (batch, 3, side, side) in images at times (batch,)."""
+        """Return the noise (batch, 3, side, side) predicted for images at times (batch,)."""
         time = self.time(time_embedding(times, self.channels))
         x = self.first(images)
         kept = [x]
@@ -134,13 +134,13 @@ def time_embedding(times: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _loss(model: nn.Module, images: torch.Tensor, times: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Return the mean squared error of the predicted noise; betas are linear from 1e-4 to 0.02."""
+    """Return the mean squared error of the predicted noise; betas increase linearly from 1e-4 to 0.02."""
     kept = torch.cumprod(1 - torch.linspace(1e-4, 0.02, STEPS, device=images.device), 0)[times][:, None, None, None]
     return functional.mse_loss(model(kept.sqrt() * images + (1 - kept).sqrt() * noise, times), noise)
 
 
 def _inputs(side: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return images (batch, 3, side, side), times (batch,), and noise of the images' shape."""
+    """Return images (batch, 3, side, side), times (batch,) and noise of the images' shape."""
     shape = (batch, 3, side, side)
     return torch.rand(shape) * 2 - 1, torch.randint(STEPS, (batch,)), torch.randn(shape)
 

@@ -1,4 +1,4 @@
-"""EfficientDet-D0 (Tan et al., 2019, arXiv:1911.09070): EfficientNet-B0, three BiFPN layers, heads of three layers."""
+"""EfficientDet-D0 (Tan et al., 2019, arXiv:1911.09070): EfficientNet-B0, three BiFPN layers, three-layer heads."""
 
 # Images of 512 x 512, 64 channels in the pyramid, nine anchors per pixel, 90 classes of COCO: 3.9 million parameters.
 
@@ -32,7 +32,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution and batch norm, by default with SiLU."""
+    """A convolution and batch norm, followed by SiLU by default."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, *, groups: int = 1, activation: bool = True
@@ -42,7 +42,7 @@ class ConvNorm(nn.Sequential):
 
 
 class Squeeze(nn.Module):
-    """Squeeze and excitation: scales channels by a small network of their means."""
+    """Squeeze and excitation: scales channels by a small network applied to their means."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Fusion(nn.Module):
         self.weights, self.conv = nn.Parameter(torch.ones(count)), Separable(channels, channels, normed=True)
 
     def forward(self, *levels: torch.Tensor) -> torch.Tensor:
-        """Return features of the size of each of ``levels``."""
+        """Return features with the sizes of ``levels``."""
         shares = torch.relu(self.weights)
         shares = shares / (shares.sum() + 1e-4)
         mixed = sum(share * level for share, level in zip(shares.unbind(), levels, strict=True))
@@ -129,7 +129,7 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 class BiFPN(nn.Module):
-    """One BiFPN layer: five levels mixed top-down, then bottom-up."""
+    """One BiFPN layer: mixes five levels top-down, then bottom-up."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class BiFPN(nn.Module):
         self.up = nn.ModuleList(Fusion(3 if n < 3 else 2, channels) for n in range(4))
 
     def forward(self, levels: list[torch.Tensor], again: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return five levels; ``again`` are the inputs of the bottom-up path, of the same shapes."""
+        """Return five levels; ``again`` are the inputs of the bottom-up path and have the same shapes."""
         down = [levels[4]]
         for number in (3, 2, 1, 0):
             down.insert(0, self.down[number](levels[number], _doubled(down[0])))
@@ -158,7 +158,7 @@ class Head(nn.Module):
         self.last = Separable(channels, outputs, normed=False)
 
     def forward(self, levels: list[torch.Tensor], each: int) -> torch.Tensor:
-        """Return ``each`` outputs per anchor: (batch, anchors, each)."""
+        """Return ``each`` outputs for every anchor: (batch, anchors, each)."""
         found = []
         for x, norms in zip(levels, self.norms, strict=True):
             for conv, norm in zip(self.convs, norms, strict=True):
@@ -168,7 +168,7 @@ class Head(nn.Module):
 
 
 class EfficientDet(nn.Module):
-    """Loss of EfficientDet from images with objects; ``divisor`` divides the backbone's channels, at most by 8."""
+    """EfficientDet's loss for images with objects; ``divisor`` (at most 8) divides the backbone's channels."""
 
     def __init__(self, divisor: int = 1, channels: int = CHANNELS, classes: int = CLASSES) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class EfficientDet(nn.Module):
         nn.init.constant_(self.score.last[1].bias, -4.6)  # prior of 1 % objects, as in the publication of focal loss
 
     def forward(self, images: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the loss of images (batch, 3, side, side), objects (batch, n, 4) and classes (batch, n) from 1 on."""
+        """Return the loss for images (batch, 3, side, side), objects (batch, n, 4) and classes (batch, n) from 1 on."""
         taken = self.backbone(images)
         sixth = _halved(self.further(taken[-1]))
         levels = [*(layer(x) for layer, x in zip(self.lateral, taken, strict=True)), sixth, _halved(sixth)]
@@ -202,7 +202,7 @@ class EfficientDet(nn.Module):
 def detection_loss(
     scores: torch.Tensor, deltas: torch.Tensor, anchors: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor
 ) -> torch.Tensor:
-    """Return focal loss (alpha 0.25, gamma 1.5) of all anchors plus 50 times the box error of matched anchors."""
+    """Return the focal loss (alpha 0.25, gamma 1.5) of all anchors plus 50 times the box error of matched anchors."""
     with torch.no_grad():
         labels, number = ops.matched(anchors, objects, 0.5, 0.5)
         counts = labels == 1
@@ -227,7 +227,7 @@ def _loss(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 def efficientdet_d0(*, reduced: bool = False) -> Workload:
-    """Return EfficientDet-D0 for COCO; reduced: a quarter of the channels, images of 128 x 128."""
+    """Return EfficientDet-D0 for COCO; reduced: a quarter of the channels, 128 x 128 images."""
     divisor, channels, side = (4, 16, 128) if reduced else (1, CHANNELS, SIDE)
     sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=4e-5)
     return Workload(

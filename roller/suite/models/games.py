@@ -1,4 +1,4 @@
-"""Reinforcement learning: the learner's step of A3C and of MiniGo. Games are not played but given as inputs."""
+"""Reinforcement learning: the learner's steps of A3C and MiniGo. Games are not played but given as inputs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class GoNetwork(nn.Module):
         )  # fmt: skip
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits (batch, points + 1), the last of which is passing, and values (batch,)."""
+        """Return logits (batch, points + 1), of which the last one is for passing, and values (batch,)."""
         x = self.tower(self.stem(positions))
         return self.policy(x), self.value(x).squeeze(1)
 

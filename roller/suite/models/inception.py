@@ -52,7 +52,7 @@ def _pooled(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Inception(nn.Module):
-    """Inception-v3 with its auxiliary head; ``divisor`` divides all numbers of channels, at most by 16."""
+    """Inception-v3 with its auxiliary head; ``divisor`` (at most 16) divides all numbers of channels."""
 
     def __init__(self, divisor: int = 1, classes: int = CLASSES) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Inception(nn.Module):
         ])  # fmt: skip
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits (batch, classes) of the head and of the auxiliary head."""
+        """Return the logits (batch, classes) of the main head and of the auxiliary head."""
         x = self.middle(self.fine(self.stem(images)))
         return self.head(self.coarse(x)), self.auxiliary(x)
 
@@ -139,7 +139,7 @@ def _loss(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> torc
 
 
 def inception_v3(*, reduced: bool = False) -> Workload:
-    """Return Inception-v3 on ImageNet: 27,161,264 parameters; reduced: an eighth of the channels."""
+    """Return Inception-v3 for ImageNet: 27,161,264 parameters; reduced: an eighth of the channels."""
     divisor, classes = (8, 100) if reduced else (1, CLASSES)
     sgd = partial(torch.optim.SGD, lr=0.045, momentum=0.9)
     return Workload(

@@ -1,4 +1,4 @@
-"""A current text decoder: grouped-query attention, rotary embeddings, RMS norm, gated feed-forward."""
+"""A modern text decoder: grouped-query attention, rotary embeddings, RMS norm and a gated feed-forward layer."""
 
 # It has the sizes of SmolLM2-135M (Allal et al., "SmolLM2", 2025, arXiv:2502.02737; its config.json), and sequences of
 # 1,024 of its 8,192 tokens, so that devices with 8 GB can train it.
@@ -18,7 +18,7 @@ from roller.suite.models.steps import supervised
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a decoder; ``groups`` is the number of key and value heads, ``length`` that of tokens per sequence."""
+    """Decoder dimensions; ``groups`` is the number of key and value heads, ``length`` that of tokens per sequence."""
 
     layers: int
     width: int
@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
 
 
 def rotations(sizes: Sizes) -> torch.Tensor:
-    """Return cosines and sines of all positions: (2, length, elements per head)."""
+    """Return the cosines and sines for all positions: (2, length, elements per head)."""
     each = sizes.width // sizes.heads
     rates = sizes.theta ** (-torch.arange(0, each, 2) / each)
     angles = torch.arange(sizes.length)[:, None] * torch.cat([rates, rates])
@@ -79,7 +79,7 @@ class GroupedAttention(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """Gated linear unit with SiLU, and a projection back."""
+    """Gated linear unit with SiLU, followed by a projection back to the input width."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class GatedFeedForward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and a feed-forward part, each with a preceding norm."""
+    """Attention and feed-forward sublayers, each preceded by a norm."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

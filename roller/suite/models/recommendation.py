@@ -1,4 +1,4 @@
-"""Neural collaborative filtering (He et al., 2017, arXiv:1708.05031): embeddings of users and items, a few layers."""
+"""Neural collaborative filtering (He et al., 2017, arXiv:1708.05031): user and item embeddings and a few layers."""
 
 # Sizes are those of MLPerf v0.5 for MovieLens-20M: 138,493 users, 26,744 items, 64 factors, layers of 256, 256, 128,
 # 64.
@@ -19,7 +19,7 @@ USERS, ITEMS, FACTORS, LAYERS = 138_493, 26_744, 64, (256, 256, 128, 64)
 
 
 class NeuMF(nn.Module):
-    """Network from a user and an item to the logit of an interaction; ``layers`` starts with the input width."""
+    """Network from a user and an item to the logit of an interaction; ``layers`` begins with the input width."""
 
     def __init__(
         self, users: int = USERS, items: int = ITEMS, factors: int = FACTORS, layers: tuple[int, ...] = LAYERS
@@ -47,12 +47,12 @@ def _loss(model: nn.Module, users: torch.Tensor, items: torch.Tensor, met: torch
 
 
 def _inputs(users: int, items: int, batch: int) -> tuple[torch.Tensor, ...]:
-    """Return users (batch,), items (batch,) and whether they interact; four of five do not, as published."""
+    """Return users (batch,), items (batch,) and whether they interact; four out of five do not, as published."""
     return torch.randint(users, (batch,)), torch.randint(items, (batch,)), (torch.rand(batch) < 0.2).float()
 
 
 def ncf(*, reduced: bool = False) -> Workload:
-    """Return NCF on MovieLens-20M: 31,832,577 parameters; reduced: 1,000 users, 500 items, an eighth of the factors."""
+    """Return NCF for MovieLens-20M: 31,832,577 parameters; reduced: 1,000 users, 500 items, 1/8 of the factors."""
     sizes = (1_000, 500, 8, (32, 32, 16, 8)) if reduced else (USERS, ITEMS, FACTORS, LAYERS)
     adam = partial(torch.optim.Adam, lr=1e-2 if reduced else 1e-3)
     return Workload(

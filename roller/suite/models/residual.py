@@ -1,4 +1,4 @@
-"""ResNet-50 and stages of other ResNets (He et al., "Deep Residual Learning", 2015, arXiv:1512.03385)."""
+"""ResNet-50 and stages for other ResNets (He et al., "Deep Residual Learning", 2015, arXiv:1512.03385)."""
 
 # The second convolution of a bottleneck has the stride, as in current implementations (ResNet v1.5). The published
 # benchmark trains on images of 3 x 256 x 256.
@@ -20,7 +20,7 @@ IMAGE, CLASSES = 256, 1000
 
 
 class FrozenNorm(nn.Module):
-    """Batch norm with fixed statistics and weights as buffers, for detectors, which train on few images."""
+    """Batch norm whose statistics and weights are frozen buffers, for detectors, which train on few images."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Bottleneck(nn.Module):
 
 
 def stages_of(blocks: tuple[int, ...], width: int, norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
-    """Return stages of bottlenecks; each after the first halves the image and doubles the channels."""
+    """Return stages of bottlenecks; each stage after the first halves the image size and doubles the channels."""
     inputs, stages = width, []
     for number, count in enumerate(blocks):
         stage = []
@@ -83,7 +83,7 @@ class ResNet50(nn.Module):
         self.average, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(32 * width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch, classes) of images (batch, 3, height, width)."""
+        """Return logits (batch, classes) for images (batch, 3, height, width)."""
         x = self.pool(self.relu(self.bn1(self.conv1(x))))
         return self.fc(torch.flatten(self.average(self.stages(x)), 1))
 
@@ -98,7 +98,7 @@ def _loss(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> torc
 
 
 def resnet50(*, reduced: bool = False) -> Workload:
-    """Return ResNet-50 on ImageNet: 25,557,032 parameters; reduced: a quarter of the width, images of 64 x 64."""
+    """Return ResNet-50 for ImageNet: 25,557,032 parameters; reduced: a quarter of the width, 64 x 64 images."""
     width, side, classes = (16, 64, 100) if reduced else (64, IMAGE, CLASSES)
     sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
     return Workload(

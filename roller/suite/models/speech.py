@@ -37,7 +37,7 @@ class Convolution(nn.Sequential):
 
 
 class Recurrent(nn.Module):
-    """Batch norm over all frames, and a bidirectional recurrent layer whose directions are added."""
+    """Batch norm over all frames, and a bidirectional recurrent layer whose two directions are added."""
 
     def __init__(self, inputs: int, units: int, *, normed: bool) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Recurrent(nn.Module):
 
 
 class DeepSpeech2(nn.Module):
-    """Network from spectrograms to letters; ``layers`` counts the recurrent ones."""
+    """Network from spectrograms to letters; ``layers`` is the number of recurrent layers."""
 
     def __init__(self, layers: int = 5, units: int = UNITS, channels: int = 32) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def _inputs(frames: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def deep_speech_2(*, reduced: bool = False, recurrent_layers: int = 5) -> Workload:
-    """Return Deep Speech 2 on utterances of 12.69 s; reduced: 64 units, 8 channels, utterances of 2 s."""
+    """Return Deep Speech 2 for utterances of 12.69 s; reduced: 64 units, 8 channels, utterances of 2 s."""
     units, channels, seconds = (64, 8, 2.0) if reduced else (UNITS, 32, SECONDS)
     frames = round(seconds * FRAMES_PER_S)
     sgd = partial(torch.optim.SGD, lr=1e-3 if reduced else 3e-4, momentum=0.9, nesterov=True)

@@ -1,4 +1,4 @@
-"""The training step of most models: one network, one loss, one optimizer."""
+"""The training step of most models: one network, one loss and one optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def supervised(
     *,
     clip_norm: float | None = None,
 ) -> Callable[[nn.Module], TrainingStep]:
-    """Return a function from a model to its training step."""
+    """Return a function that maps a model to its training step."""
 
     def step_of(model: nn.Module) -> TrainingStep:
         optimizer = optimizer_of(model.parameters())

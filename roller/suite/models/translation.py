@@ -1,4 +1,4 @@
-"""Translation: a recurrent encoder and decoder with attention (Seq2Seq), and the Transformer."""
+"""Translation models: a recurrent encoder and decoder with attention (Seq2Seq), and the Transformer."""
 
 # As in the published benchmark, sentences have 20 to 30 words of IWSLT'15, padded to 30, from a vocabulary of 17,188.
 
@@ -27,7 +27,7 @@ WIDTH = 512
 
 
 class Seq2Seq(nn.Module):
-    """Five LSTM layers with attention, from source and target words to the next target words."""
+    """Five LSTM layers with attention; maps source and target words to the next target words."""
 
     def __init__(self, vocabulary: int = VOCABULARY, width: int = WIDTH, dropout: float = 0.2) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Seq2Seq(nn.Module):
         self.classifier = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch, length of the target, vocabulary)."""
+        """Return logits (batch, target length, vocabulary)."""
         states, memory = [], self.source_words(source)
         for layer in self.encoder:
             memory, state = layer(self.dropout(memory))
@@ -55,7 +55,7 @@ class Seq2Seq(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Encoder layers for the source, and an equal number of decoder layers for the target."""
+    """Encoder layers for the source and the same number of decoder layers for the target."""
 
     def __init__(
         self, vocabulary: int = VOCABULARY, width: int = WIDTH, layers: int = 6, heads: int = 8, dropout: float = 0.1
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         return self.dropout(self.words(words) * math.sqrt(self.width) + self.places[: words.shape[1]])
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return logits (batch, length of the target, vocabulary)."""
+        """Return logits (batch, target length, vocabulary)."""
         padding = torch.zeros(source.shape, device=source.device).masked_fill(source == PADDING, -torch.inf)
         memory = self._embed(source)
         for layer in self.encoder:
@@ -97,13 +97,13 @@ def _sinusoids(length: int, width: int) -> torch.Tensor:
 
 
 def sentences(batch: int, vocabulary: int, words: int) -> torch.Tensor:
-    """Return random sentences (batch, words) of at least 20 words if ``words`` permits, padded to ``words``."""
+    """Return random sentences (batch, words), padded to ``words``, of at least 20 words if ``words`` permits."""
     lengths = torch.randint(min(SHORTEST, words), words + 1, (batch, 1))
     return torch.randint(1, vocabulary, (batch, words)).masked_fill(torch.arange(words) >= lengths, PADDING)
 
 
 def _pairs(vocabulary: int, words: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """Return a function from a batch to sources (batch, words) and targets with a leading start word."""
+    """Return a function that maps a batch size to sources (batch, words) and targets with a leading start token."""
     return lambda batch: (
         sentences(batch, vocabulary, words),
         functional.pad(sentences(batch, vocabulary, words), (1, 0), value=1),

@@ -1,4 +1,4 @@
-"""A traced step as PyTorch's compiler runs it."""
+"""A traced step as run by PyTorch's compiler."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["Selection", "compiled_operators", "compiled_trace", "launches_with_o
 
 def trace_as_run(trace: Trace, policy: str = "library", *, on_gpu: bool = True) -> Trace:
     """Return a trace as it runs under a policy."""
-    # ``compiled`` compiles the whole step, ``library`` what the step itself compiles, ``roller`` nothing. The
-    # compiler's code for CPUs is not described.
+    # ``compiled`` compiles the whole step, ``library`` compiles the parts that the step itself compiles, and ``roller``
+    # compiles nothing. The compiler's code for CPUs is not described.
     own = selection_of(trace)
     if trace.options.get("is_compiled") or not on_gpu or not (policy == "compiled" or (policy == "library" and own)):
         return trace
@@ -24,6 +24,6 @@ def trace_as_run(trace: Trace, policy: str = "library", *, on_gpu: bool = True) 
 
 
 def compiled_operators(operators: Sequence[Operator]) -> list[Emitted]:
-    """Return the operators that replace those of a forward and its backward, in unchanged memory formats."""
+    """Return the operators that replace the operators of a forward and its backward, in unchanged memory formats."""
     taken = max((t.storage for o in operators for t in (*o.inputs, *o.outputs)), default=0)
     return compile_graph(operators, Builder(1 + taken), lambda _: "")

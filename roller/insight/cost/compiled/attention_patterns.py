@@ -1,4 +1,4 @@
-"""Replacement of attention that is written out as products and a softmax by the compiler's fused kernels."""
+"""Replacement of attention written out as products and a softmax with the compiler's fused kernels."""
 
 # Inductor matches a graph before it lowers it (``torch/_inductor/fx_passes/fuse_attention.py``, PyTorch 2.13): a
 # product of queries and keys, scaling by a number, an added mask, a softmax, dropout that does nothing, and the product
@@ -24,7 +24,7 @@ _SCALES, _CASTS = frozenset({"aten.div", "aten.mul"}), frozenset({"aten._to_copy
 
 
 def fusible_dtypes(trace: Trace) -> frozenset[str]:
-    """Return the dtypes whose written-out attention the compiler of a trace's release fuses."""
+    """Return the dtypes whose written-out attention is fused by the compiler of a trace's PyTorch release."""
     release = TorchRelease.parse(trace.options.get("torch_release"))
     rounds = "product" in trace.options.get("tf32", DEFAULT_TF32)
     return frozenset({"float16", "bfloat16"} | ({"float32"} if rounds or release < _CAREFUL_RELEASE else set()))
@@ -63,7 +63,7 @@ class _Graph:
                     self.writers[storage].append(place)
 
     def is_one(self, places: Collection[int]) -> bool:
-        """Return whether operators belong to one graph."""
+        """Return whether all operators belong to one graph."""
         return len({self.graph_of(self.operators[n]) for n in places}) == 1
 
     def writer(self, record: TensorRecord) -> int | None:
@@ -83,7 +83,7 @@ class _Graph:
 
 @dataclass(frozen=True)
 class _Match:
-    """Operators of an attention, and its operands as ``(batch, heads, length, depth)``."""
+    """Operators of an attention, and its operands in the layout ``(batch, heads, length, depth)``."""
 
     last: int
     places: set[int]
@@ -93,7 +93,7 @@ class _Match:
     mask: TensorRecord | None
 
     def operator(self, product: Operator) -> Operator:
-        """Return the fused operator, which writes the heads of a token contiguously."""
+        """Return the fused operator, which writes all heads of a token contiguously."""
         batch, heads, rows, _ = self.query.shape
         depth = self.value.shape[-1]
         out = replace(

@@ -1,4 +1,4 @@
-"""A traced step as PyTorch's compiler runs it: fused kernels in place of operators, and their memory."""
+"""A traced step as run by PyTorch's compiler: fused kernels in place of operators, and their memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage,
 
 
 def compiled_trace(trace: Trace, selection: Selection | None = None) -> Trace:
-    """Return a trace as PyTorch's compiler runs it.
+    """Return a trace as run by PyTorch's compiler.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def compiled_trace(trace: Trace, selection: Selection | None = None) -> Trace:
 
 
 def _segments(operators: Sequence[Operator]) -> Iterator[list[Operator]]:
-    """Yield runs of operators: a forward with its backward, or operators of other phases."""
+    """Yield runs of consecutive operators: a forward with its backward, or operators of other phases."""
     found: list[Operator] = []
     for phase, run in groupby(operators, key=lambda o: o.phase if o.phase in COMPILED_PHASES else "other"):
         if phase == "backward" and found and found[-1].phase == "forward":
@@ -66,7 +66,7 @@ class _TraceWriter:
             1 + max((*trace.storages, *trace.allocations, *_storages_of(trace.operators)), default=0)
         )
         self.rewritten: set[int] = set()  # storages whose allocations are rewritten
-        self.outliving: set[int] = set()  # rewritten storages that are freed where they were before
+        self.outliving: set[int] = set()  # rewritten storages that are freed where they were freed before
 
     def add_step(self, start: int, end: int) -> None:
         """Add one step."""
@@ -116,7 +116,7 @@ class _TraceWriter:
         return {v for s, v in latest.items() if s in freed and (freed[s] > last or (freed[s] == last and v in unread))}
 
     def _write(self, segment: Sequence[Operator], emitted: Sequence[Emitted], outlives: set[int]) -> None:
-        """Add a segment's operators, with allocations where storages are written and frees after their last use."""
+        """Add a segment's operators, with an allocation at each storage's first write and a free after its last use."""
         old, within, here = self.old.allocations, {o.index for o in segment}, len(self.operators) - 1
         own = {s for s in _storages_of(segment) if s in old and old[s].operator in within}
         allocated: dict[int, tuple[int, int]] = {}

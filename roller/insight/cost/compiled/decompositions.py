@@ -1,4 +1,4 @@
-"""Loop nodes of every operator: norms, softmax and biases become reductions and element-wise nodes."""
+"""Loop nodes for every operator: norms, softmax and biases become reductions and element-wise nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Undescribed(Exception):
 
 
 def add_nodes(builder: Builder, index: int, operator: Operator) -> None:
-    """Add the nodes of an operator: none for a view, a library call if no rule describes it."""
+    """Add the nodes for an operator: none for a view, a library call if no rule describes the operator."""
     view = View(operator)
     name = view.packet.removeprefix("aten.")
     if is_view(view) or name in NOTHING or not any(map(element_count, (*view.inputs, *view.outputs))):
@@ -42,14 +42,14 @@ def add_nodes(builder: Builder, index: int, operator: Operator) -> None:
 
 
 def _first_inputs(view: View, count: int = 1) -> tuple[TensorRecord, ...]:
-    """Return the first inputs; an operator on host tensors may have too few."""
+    """Return the first inputs; an operator on host tensors may have too few inputs."""
     if len(view.inputs) < count:
         raise _Undescribed(f"{view.operator.name}: {len(view.inputs)} inputs")
     return view.inputs[:count]
 
 
 def _writes_part(view: View) -> bool:
-    """Return whether an in-place operator writes only a part of its storage's tensor."""
+    """Return whether an in-place operator writes only part of its storage's tensor."""
     return view.in_place and bool(view.outputs) and (view.out.offset != 0 or not _is_dense(view.out))
 
 
@@ -65,7 +65,7 @@ def extern(builder: Builder, index: int, view: View) -> None:
 
 
 def pointwise(operations: int = 1, windowed: bool = False, read: Sequence[str] = ()) -> Rule:
-    """Return the rule of an element-wise operator, which reads all inputs or the named ones."""
+    """Return the rule for an element-wise operator, which reads all inputs or only the named ones."""
 
     def rule(builder: Builder, index: int, view: View) -> None:
         named = [t for t in (view.tensor(n) for n in read) if t is not None]
@@ -83,7 +83,7 @@ def fill(builder: Builder, index: int, view: View) -> None:
 
 
 def draw(builder: Builder, index: int, view: View) -> None:
-    """Add random numbers; only ``bernoulli`` reads a tensor, its probabilities."""
+    """Add random numbers; only ``bernoulli`` reads a tensor: its probabilities."""
     own = view.tensor("self") if view.packet == "aten.bernoulli" and view.overload in ("default", "out") else None
     given = [t for t in (view.tensor("p"), own) if t is not None and not (view.in_place and t is own)]
     builder.add(
@@ -92,7 +92,7 @@ def draw(builder: Builder, index: int, view: View) -> None:
 
 
 def copy(builder: Builder, index: int, view: View) -> None:
-    """Add a copy to another layout or dtype; a copy from the host is a call."""
+    """Add a copy to another layout or dtype; a copy from the host is a library call."""
     name = "src" if view.packet == "aten.copy" else "self"
     source = view.tensor(name, 1 if name == "src" else 0)
     if source is None:
@@ -102,7 +102,7 @@ def copy(builder: Builder, index: int, view: View) -> None:
 
 
 def max_pool(builder: Builder, index: int, view: View) -> None:
-    """Add a maximum over windows, whose positions are stored as one-byte offsets."""
+    """Add a maximum over windows; its positions are stored as one-byte offsets."""
     out, *places = view.outputs
     short = [replace(t, dtype="int8") for t in places]
     builder.add(
@@ -148,7 +148,7 @@ def gather(builder: Builder, index: int, view: View) -> None:
 
 
 def reduction(builder: Builder, index: int, view: View) -> None:
-    """Add a reduction over some dimensions; with two tensors, an element-wise maximum or minimum."""
+    """Add a reduction over some dimensions, or with two tensors, an element-wise maximum or minimum."""
     (x,) = _first_inputs(view)
     if view.overload == "other":
         pointwise()(builder, index, view)
@@ -177,7 +177,7 @@ def _reduce_then_map(
     builder: Builder, index: int, view: View, large: Sequence[TensorRecord], small: Sequence[TensorRecord],
     out: TensorRecord, statistics: Sequence[TensorRecord], length: int, trailing: bool,
 ) -> None:  # fmt: skip
-    """Add row sums of large tensors, then an element-wise function of these, the sums and small tensors."""
+    """Add row sums of large tensors, then an element-wise function of these tensors, the sums and small tensors."""
     rows = element_count(large[0]) // max(1, length)
     sums = tuple(statistics) or (builder.temporary((rows,), "float32"),)
     _reduce(builder, index, view, large, sums, length, trailing)
@@ -213,7 +213,7 @@ def layer_norm(builder: Builder, index: int, view: View) -> None:
 
 
 def layer_norm_backward(builder: Builder, index: int, view: View) -> None:
-    """Add the gradients of a norm over the last dimensions: input by rows, parameters over all rows."""
+    """Add the gradients of a norm over the last dimensions: the input's by rows, the parameters' over all rows."""
     gradient, x = _first_inputs(view, 2)
     shape = view.argument("normalized_shape", x.shape[-1:])
     dims, length = range(len(x.shape) - len(shape), len(x.shape)), math.prod(shape)
@@ -256,7 +256,7 @@ def loop_is_channels_first(x: TensorRecord) -> bool:
 
 
 def batch_norm(builder: Builder, index: int, view: View) -> None:
-    """Add a norm over each channel: batch statistics are a reduction of their own before the element-wise node."""
+    """Add a norm over each channel; batch statistics are a separate reduction before the element-wise node."""
     x = view.required_tensor("input", 0)
     own = not view.has_tensor("running_mean") or bool(view.argument("training", True))
     if view.packet in ("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update"):
@@ -282,7 +282,7 @@ def batch_norm_backward(builder: Builder, index: int, view: View) -> None:
 
 
 def convolution(builder: Builder, index: int, view: View) -> None:
-    """Add a convolution, and an element-wise node for its bias."""
+    """Add a convolution and an element-wise node for its bias."""
     bias = view.tensor("bias")
     if bias is None:
         extern(builder, index, view)
@@ -297,7 +297,7 @@ def convolution(builder: Builder, index: int, view: View) -> None:
 
 
 def convolution_backward(builder: Builder, index: int, view: View) -> None:
-    """Add a convolution's image and weight gradients as one call, its bias gradient as a reduction."""
+    """Add a convolution's image and weight gradients as one call and its bias gradient as a reduction."""
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
     outputs = list(view.outputs)
     if wanted[2]:

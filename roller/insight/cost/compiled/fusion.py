@@ -1,4 +1,4 @@
-"""Fusion of stored loop nodes into kernels, by the rules of Inductor's scheduler for GPUs."""
+"""Fusion of stored loop nodes into kernels by the rules of Inductor's scheduler for GPUs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value, is_
 from roller.insight.cost.gpu.operator_view import distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
-#: Most nodes of a kernel, rounds of fusion, and most readers of a buffer that are compared pairwise
+#: Maximum numbers of nodes in a kernel, of fusion rounds, and of readers of a buffer that are compared pairwise
 #: (``max_fusion_size``, ten rounds in ``Scheduler.fuse_nodes``, ``max_fusion_buffer_group_pairwise_attempts``; PyTorch
 #: 2.13).
 MOST_NODES, ROUNDS, MOST_COMPARED = 64, 10, 64
-#: Fewest bytes that a fusion has to save (``score_fusion_memory_threshold``).
+#: Minimum number of bytes that a fusion has to save (``score_fusion_memory_threshold``).
 LEAST_SAVED_BYTES = 10
 
 
@@ -35,12 +35,12 @@ class Group:
 
     @property
     def loops(self) -> LoopNode:
-        """Node whose loops the kernel has: its reduction, or any element-wise node."""
+        """The node whose loops the kernel uses: its reduction, or any element-wise node."""
         return next((n for n in self.nodes if n.kind == "reduction"), self.nodes[0])
 
     @property
     def is_reduction(self) -> bool:
-        """Whether the kernel reduces."""
+        """Whether the kernel contains a reduction."""
         return self.loops.kind == "reduction"
 
     def reads(self) -> dict[Access, TensorRecord]:
@@ -49,12 +49,12 @@ class Group:
         return {a: t for node in self.nodes for a, t in node.reads.items() if a.value not in own}
 
     def writes(self) -> dict[Value, TensorRecord]:
-        """Return the values that its nodes compute."""
+        """Return the values that the group's nodes compute."""
         return {value: t for node in self.nodes for value, t in node.writes.items()}
 
 
 def fuse(nodes: Sequence[LoopNode]) -> list[Group]:
-    """Return fused kernels in an order in which each runs after the kernels whose results it reads."""
+    """Return fused kernels, ordered so that each runs after the kernels whose results it reads."""
     # Pairs of kernels that share a buffer are fused, those of one kind (reductions, or none) and with the most shared
     # bytes first, if their loops agree and no third kernel has to run between them. A reduction over axes that are not
     # innermost is fused with no element-wise node over all its points.
@@ -112,7 +112,7 @@ def _merge(a: Group, b: Group) -> None:
 
 
 def _pairs(groups: Sequence[Group]) -> Iterator[tuple[tuple[bool, float, int], Group, Group]]:
-    """Yield pairs that share a buffer, with their score."""
+    """Yield pairs of groups that share a buffer, with their scores."""
     users: dict[Access | Value, list[Group]] = defaultdict(list)
     shared: dict[tuple[int, int], tuple[Group, Group, float]] = {}
     fusible = [group for group in groups if group.nodes[0].kind != "extern"]
@@ -157,7 +157,7 @@ def _can_fuse(a: Group, b: Group) -> bool:
 
 
 def _has_path_between(a: Group, b: Group) -> bool:
-    """Return whether a third kernel has to run between two of them."""
+    """Return whether a third kernel has to run between the two."""
     low = min(a.first, b.first)
     todo, seen = [g for g in (a.before | b.before) if g is not a and g is not b], set[Group]()
     while todo:
@@ -172,7 +172,7 @@ def _has_path_between(a: Group, b: Group) -> bool:
 
 
 def _in_order(groups: Sequence[Group]) -> list[Group]:
-    """Return groups in an order in which each follows those it reads from, else by their last nodes."""
+    """Return groups ordered so that each follows the groups it reads from, with ties broken by last node."""
     waiting = {g: len(g.before) for g in groups}
     ready = [(g.last, n, g) for n, g in enumerate(groups) if not g.before]
     heapq.heapify(ready)

@@ -13,7 +13,7 @@ from roller.insight.cost.compiled.partition import partition
 from roller.insight.cost.gpu.operator_view import View
 from roller.insight.trace.trace import GENERATED, Operator, TensorRecord
 
-#: Most operators in a kernel's name, and most reduced elements of a row that one block holds whole.
+#: Maximum number of operators in a kernel's name, and of reduced elements in a row that one block holds whole.
 _MOST_NAMED, _PERSISTENT = 6, 1024
 
 
@@ -39,7 +39,7 @@ def compile_graph(
     operators: Sequence[Operator], builder: Builder, graph_of: Callable[[Operator], str | None],
     outliving: Callable[[Sequence[LoopNode]], set[Value]] = unread_values,
 ) -> list[Emitted]:  # fmt: skip
-    """Return the operators that replace those of a forward and its backward, in order."""
+    """Return the operators that replace the operators of a forward and its backward, in order."""
     # Nodes of different graphs are not fused: each graph stores its results.
     start = len(builder.nodes)
     for place, operator in enumerate(operators):
@@ -61,7 +61,7 @@ def compile_graph(
 
 
 def _emit(operators: Sequence[Operator], nodes: Sequence[LoopNode], needed: Collection[Value]) -> list[Emitted]:
-    """Return the kernels and calls of nodes, without those whose results are never read."""
+    """Return the kernels and calls for nodes, leaving out those whose results are never read."""
     groups = fuse(inline(nodes, needed))
     readers: dict[Value, set[int]] = {}
     for n, group in enumerate(groups):
@@ -81,7 +81,7 @@ def _emit(operators: Sequence[Operator], nodes: Sequence[LoopNode], needed: Coll
 
 
 def _generated(operators: Sequence[Operator], group: Group, written: tuple[TensorRecord, ...]) -> Emitted:
-    """Return the operator of a generated kernel, with the line and module of its last node."""
+    """Return the operator for a generated kernel, with the line and module of its last node."""
     members = dict.fromkeys(member for node in group.nodes for member in node.members)
     names = list(dict.fromkeys(name for _, name in sorted(members)))
     loops, last = group.loops, group.nodes[-1]
@@ -94,7 +94,7 @@ def _generated(operators: Sequence[Operator], group: Group, written: tuple[Tenso
 
 
 class _NewStorages(dict[Value, int]):
-    """Storage numbers of recomputed values."""
+    """Storage numbers for recomputed values."""
 
     def __init__(self, builder: Builder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Inlining of element-wise nodes: their results are never stored, and their readers recompute them."""
+"""Inlining of element-wise nodes: their results are not stored but recomputed by their readers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _with_inputs_inlined(node: LoopNode, gone: dict[Value, LoopNode]) -> LoopNod
 def _through_view(
     access: Access, read: TensorRecord, written: TensorRecord, record: TensorRecord
 ) -> tuple[Access, TensorRecord]:
-    """Return an inlined node's read as seen through ``record``, the view of its result that a reader takes."""
+    """Return an inlined node's read as seen through ``record``, the reader's view of the node's result."""
     # A read in the layout of the result becomes the same view of its own tensor. A read in another layout is no longer
     # in memory order; a smaller one, such as a row or a channel, stays.
     if (read.shape, read.stride) == (written.shape, written.stride):

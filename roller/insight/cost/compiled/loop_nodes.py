@@ -19,7 +19,7 @@ class Value(NamedTuple):
 
 
 class Access(NamedTuple):
-    """A read of a value; equal reads are one read in a fused kernel."""
+    """A read of a value; a fused kernel performs equal reads only once."""
 
     value: Value
     offset: int
@@ -28,11 +28,11 @@ class Access(NamedTuple):
 
 @dataclass
 class LoopNode:
-    """A node of the step's graph."""
+    """A node in the step's graph."""
 
     #: Index of its operator in the compiled list.
     operator: int
-    #: ``"extern"``: a call of a library or of PyTorch's own kernel, which is never fused.
+    #: ``"extern"``: a call to a library or to PyTorch's own kernel, which is never fused.
     kind: Literal["pointwise", "reduction", "extern"]
     name: str
     phase: Phase
@@ -49,7 +49,7 @@ class LoopNode:
     windowed: bool = False
     #: Inputs of a concatenation; 0 for all other nodes.
     joins: int = 0
-    #: Operator that a library call runs, where it is not the traced one.
+    #: Operator that a library call runs, if it is not the traced operator.
     call: Operator | None = None
     #: Index and name of each operator whose nodes are inlined.
     inlined: tuple[tuple[int, str], ...] = ()
@@ -62,16 +62,16 @@ class LoopNode:
 
     @property
     def points(self) -> int:
-        """Points of the loop nest."""
+        """The number of points in the loop nest."""
         return self.rows * self.length
 
     @property
     def members(self) -> tuple[tuple[int, str], ...]:
-        """Indices and names of all operators that it computes."""
+        """Indices and names of all operators that the node computes."""
         return (*self.inlined, (self.operator, self.name))
 
     def values(self) -> set[Value]:
-        """Return the values that it reads."""
+        """Return the values that the node reads."""
         return {access.value for access in self.reads}
 
 
@@ -106,7 +106,7 @@ def is_trailing(record: TensorRecord, dims: Iterable[int]) -> bool:
 
 
 class Builder:
-    """Builds the nodes of operators in order; tracks the version of each storage, and numbers new storages."""
+    """Builds nodes for operators in order; tracks the version of each storage, and numbers new storages."""
 
     def __init__(self, first_storage: int) -> None:
         self.nodes: list[LoopNode] = []
@@ -132,7 +132,7 @@ class Builder:
         reads: Iterable[TensorRecord], writes: Iterable[TensorRecord], *, rows: int = 0, length: int = 1,
         trailing: bool = True, operations: int = 1, windowed: bool = False, joins: int = 0,
     ) -> LoopNode:  # fmt: skip
-        """Add a node that reads the current values of tensors, and writes new ones."""
+        """Add a node that reads the current values of tensors and writes new ones."""
         read = {access_of(self.current(t), t): t for t in reads if element_count(t)}
         for access in read:  # a later write makes another version
             self._versions.setdefault(access.value.storage, 0)
@@ -148,7 +148,7 @@ class Builder:
         return node
 
     def undo(self, count: int) -> None:
-        """Remove all nodes but the first ``count``, and restore the storages' versions."""
+        """Remove all but the first ``count`` nodes, and restore the storages' versions."""
         for node in reversed(self.nodes[count:]):
             for value in node.writes:
                 self._versions[value.storage] = max(0, value.version - 1)

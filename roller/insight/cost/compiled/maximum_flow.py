@@ -1,4 +1,4 @@
-"""The minimum cut of a network, by Dinic's algorithm (E. A. Dinic, Soviet Math. Doklady 11, 1970)."""
+"""The minimum cut of a network by Dinic's algorithm (E. A. Dinic, Soviet Math. Doklady 11, 1970)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEAST = 1e-6
 
 
 class Network:
-    """A directed network of capacities."""
+    """A directed network with capacities."""
 
     def __init__(self) -> None:
         self._number: dict[Any, int] = {}
@@ -60,7 +60,7 @@ class Network:
         return level
 
     def _push(self, start: int, end: int, level: list[int], tried: list[int]) -> bool:
-        """Send flow along one shortest path; return whether there is one."""
+        """Send flow along one shortest path; return whether such a path exists."""
         path: list[int] = []
         n = start
         while n != end:

@@ -17,10 +17,10 @@ _CONVOLUTIONS = frozenset({"aten.convolution", "aten._convolution", "aten.cudnn_
 _GRADIENTS = frozenset({"aten.convolution_backward"})
 #: Operators per convolution of a graph from which on layouts do not change.
 MOST_OPERATORS = 300
-#: Ratios of the time in channels-last to that in NCHW, by which ``decide_layout_opt`` (``torch/_inductor/graph.py``,
-#: PyTorch 2.13) weighs the operations of inference.
+#: Ratios of the time in channels-last to the time in NCHW, by which ``decide_layout_opt``
+#: (``torch/_inductor/graph.py``, PyTorch 2.13) weighs the operations of inference.
 GROUPED, DEFAULT, NARROWING, SMALL = 1.358, 0.823, 0.725, 0.783
-#: Most channels of a small convolution.
+#: Maximum number of channels of a small convolution.
 SMALL_CHANNELS = 64
 
 
@@ -66,7 +66,7 @@ def _multiplications(view: View) -> float:
 
 
 class _Layout(NamedTuple):
-    """Shape of a storage's tensor, its strides in the eager step, and those in the compiled step."""
+    """Shape of a storage's tensor, its strides in the eager step, and its strides in the compiled step."""
 
     shape: tuple[int, ...]
     old: tuple[int, ...]
@@ -76,7 +76,7 @@ class _Layout(NamedTuple):
 def laid_out(
     operators: Sequence[Operator], format_of: Callable[[Operator], MemoryFormat | None], new_storage: Callable[[], int]
 ) -> list[Operator]:
-    """Return operators in the layouts that the compiler gives their results, with the copies that this takes."""
+    """Return operators in the layouts that the compiler gives their results, with the copies that this requires."""
     # In channels-last, four-dimensional results keep the format from one operator to the next. Images and filters from
     # outside that a convolution reads are copied first; filters of one point, or of one channel, are the same in both
     # formats. An element-wise result of operands in several orders is contiguous (``pick_loop_order``), whereas eager
@@ -109,7 +109,7 @@ def laid_out(
 
 
 def _is_relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> bool:
-    """Return whether the storage of a tensor is in channels-last."""
+    """Return whether a tensor's storage is in channels-last format."""
     layout = layouts.get(t.storage)
     return layout is not None and len(layout.shape) == 4 and layout.new == _channels_last(layout.shape)
 
@@ -117,7 +117,7 @@ def _is_relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> bool:
 def _new_stride(
     t: TensorRecord, operator: Operator, inputs: Sequence[TensorRecord], keeps: bool
 ) -> tuple[int, ...] | None:
-    """Return the compiled strides of a result; ``None`` if they are those of the eager step."""
+    """Return the compiled strides of a result; ``None`` if they equal the eager strides."""
     if t.offset:
         return None
     if keeps and len(t.shape) == 4 and _is_contiguous(t):
@@ -154,7 +154,7 @@ def _channels_last(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> TensorRecord:
-    """Return a view of a storage in its new layout; unchanged if no strides describe it there."""
+    """Return a view of a storage in its new layout; unchanged if no strides describe the view there."""
     layout = layouts.get(t.storage)
     if layout is None:
         return t

@@ -1,4 +1,4 @@
-"""Values that a compiled forward saves and those that its backward recomputes: a minimum cut of bytes."""
+"""Values that a compiled forward saves and values that its backward recomputes, by a minimum cut of bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Partition:
 
 
 def partition(forward: Sequence[LoopNode], backward: Sequence[LoopNode], new_storage: Mapping[Value, int]) -> Partition:
-    """Partition the nodes into forward and backward, with the values saved between them."""
+    """Partition the nodes into forward and backward, with the values saved between the two."""
     # ``new_storage`` gives a recomputed value a storage of its own.
     writer = {value: node for node in forward for value in node.writes}
     wanted = {value for node in backward for value in node.values() if value in writer}
@@ -41,7 +41,7 @@ def _cut(
     forward: Sequence[LoopNode], backward: Sequence[LoopNode], writer: Mapping[Value, LoopNode],
     wanted: Collection[Value],
 ) -> set[Value]:  # fmt: skip
-    """Return the values of least weight from which the backward can compute all values that it reads."""
+    """Return the values of minimum total weight from which the backward can compute all values that it reads."""
     readers: dict[Value, list[LoopNode]] = defaultdict(list)
     for node in forward:
         for value in node.values():
@@ -64,7 +64,7 @@ def _cut(
         if _is_kept(node, value, kept) or id(node) in far:
             network.connect("forward", (value, "in"), INFINITE)
             continue
-        for read in node.values():  # inputs of the step need no saving
+        for read in node.values():  # inputs of the step need not be saved
             if read in writer:
                 network.connect((read, "out"), (value, "in"), INFINITE)
                 if read not in seen:
@@ -83,7 +83,7 @@ def _is_kept(node: LoopNode, value: Value, kept: Collection[Value]) -> bool:
 def _distances(
     forward: Sequence[LoopNode], readers: Mapping[Value, Sequence[LoopNode]], wanted: Collection[Value]
 ) -> dict[Value, int]:
-    """Return for each value the number of nodes between it and a value that the backward reads."""
+    """Return, for each value, the number of nodes between it and a value that the backward reads."""
     found: dict[Value, int] = {}
     for node in reversed(forward):
         for value in node.writes:
@@ -93,7 +93,7 @@ def _distances(
 
 
 def _used_far_apart(forward: Sequence[LoopNode], readers: Mapping[Value, Sequence[LoopNode]]) -> set[int]:
-    """Return the nodes, by identity, that read a value again after a call that depends on it."""
+    """Return the nodes, by identity, that read a value again after a call that depends on that value."""
     # Recomputing them in the backward would keep the value alive until then.
     place = {id(node): n for n, node in enumerate(forward)}
     found: set[int] = set()
@@ -110,7 +110,7 @@ def _used_far_apart(forward: Sequence[LoopNode], readers: Mapping[Value, Sequenc
 def _first_stored(
     users: Sequence[LoopNode], limit: int, place: Mapping[int, int], readers: Mapping[Value, Sequence[LoopNode]]
 ) -> int:
-    """Return the position of the first library call, up to ``limit``, that chains from ``users`` reach."""
+    """Return the position of the first library call, up to ``limit``, reached by chains from ``users``."""
     todo, seen, first = list(users), set[int](), limit
     while todo:
         node = todo.pop()

@@ -1,4 +1,4 @@
-"""Selection of the compiled part of a step, and its mode."""
+"""Selection of the compiled part of a step and its compilation mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Selection:
     mode: str = "default"
     #: Mode of each module; empty if all have ``mode``.
     modes: tuple[str, ...] = ()
-    #: Whether the root's graph has operators from outside of the root's forward, such as a step's loss.
+    #: Whether the root's graph has operators from outside the root's forward, such as a step's loss.
     with_loss: bool = True
 
     def graph_of(self, operator: Operator) -> str | None:
@@ -35,7 +35,7 @@ class Selection:
         return None if graph == "" and operator.outside and not self.with_loss else graph
 
     def is_captured(self, graph: str) -> bool:
-        """Return whether the mode of a module captures CUDA graphs."""
+        """Return whether a module's mode captures CUDA graphs."""
         return (dict(zip(self.modules, self.modes, strict=False)).get(graph) or self.mode) in _CAPTURING
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Selection:
 
 
 def selection_of(trace: Trace) -> Selection | None:
-    """Return the part of a traced step that the step compiles itself; ``None`` if it compiles nothing."""
+    """Return the part of a traced step that the step itself compiles; ``None`` if it compiles nothing."""
     found = trace.options.get("compiled")
     if not isinstance(found, dict):
         return None
@@ -65,7 +65,7 @@ def selection_of(trace: Trace) -> Selection | None:
 
 
 def launches_with_others(trace: Trace) -> Callable[[Operator], bool]:
-    """Return a predicate: whether an operator is launched together with others, in a captured graph."""
+    """Return a predicate that says whether an operator is launched together with others, in a captured graph."""
     selection = selection_of(trace) if trace.options.get("is_compiled") else None
     if selection is None or not any(map(selection.is_captured, selection.modules)):
         return lambda _: False

@@ -1,4 +1,4 @@
-"""Time of PyTorch's kernels on a CPU: the work of every operator, priced by rates, caches and fresh pages."""
+"""Time of PyTorch's kernels on a CPU: the work of each operator, priced by rates, caches and fresh pages."""
 
 from roller.insight.cost.cpu.pricer import ProcessorPricer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Most storages whose order is recorded.
+#: Maximum number of storages whose order is recorded.
 _MOST_STORAGES = 4096
 
 
@@ -18,7 +18,7 @@ class Touched:
         self._before: dict[int, int] = {}
 
     def reuse_distance_bytes(self, storage: int, size_bytes: float) -> float:
-        """Return the reuse distance of a storage, its own bytes included; infinity if no cache holds it.
+        """Return the reuse distance of a storage, including its own bytes; infinity if no cache holds it.
 
         Examples
         --------
@@ -39,7 +39,7 @@ class Touched:
         return passed if passed <= self._horizon else float("inf")
 
     def record_access(self, storage: int, size_bytes: float) -> None:
-        """Record a read or a write of a storage."""
+        """Record a read or write of a storage."""
         self._last.pop(self._before.pop(storage, storage), None)
         self._last.pop(storage, None)
         self._last[storage] = size_bytes
@@ -47,5 +47,5 @@ class Touched:
             self._last.popitem(last=False)
 
     def reuse_address(self, storage: int, before: int) -> None:
-        """Record that a storage takes the address, and so the cache lines, of an earlier one."""
+        """Record that a storage takes over the address, and therefore the cache lines, of an earlier storage."""
         self._before[storage] = self._before.get(before, before)

@@ -17,7 +17,7 @@ _PRODUCT_GRAIN = 1 << 20
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of an operator by resource; ``hides``: arithmetic overlaps with memory traffic."""
+    """Seconds of an operator by resource; if ``hides``, arithmetic overlaps with memory traffic."""
 
     arithmetic_s: float
     memory_s: float
@@ -55,13 +55,13 @@ class Machine:
         return int(min(self.spec.units, max(1, math.ceil(shared))))
 
     def bandwidth_bytes_per_s(self, layer: MemoryLayer, threads: int) -> float:
-        """Return the bandwidth of a memory layer to ``threads`` cores."""
+        """Return the bandwidth from a memory layer to ``threads`` cores."""
         each = layer.bandwidth_per_teu_bytes_per_s or layer.bandwidth_bytes_per_s / self.spec.units
         return min(layer.bandwidth_bytes_per_s, threads * each)
 
     @cached_property
     def usable_cache_bytes(self) -> tuple[tuple[MemoryLayer, float], ...]:
-        """Caches beyond the first, each with its usable bytes summed over all cores."""
+        """Caches beyond the first level, each with its usable bytes summed over all cores."""
         found = []
         for layer in self.caches[1:-1]:
             size = float(layer.usable_bytes or layer.capacity_bytes)
@@ -70,7 +70,7 @@ class Machine:
         return tuple(found)
 
     def cache_level(self, distance_bytes: float) -> MemoryLayer:
-        """Return the cache level that holds data of this reuse distance, or memory."""
+        """Return the cache level that holds data with this reuse distance, or memory."""
         for layer, room in self.usable_cache_bytes:
             if distance_bytes <= room:
                 return layer
@@ -93,13 +93,13 @@ class Machine:
         return taken + work.cycles / core
 
     def first_touch_s(self, size_bytes: float, threads: int) -> float:
-        """Return the seconds of page faults on the first touch of newly mapped bytes."""
+        """Return the seconds of page faults on first touching newly mapped bytes."""
         page = next((x.page_bytes for x in self.caches if x.page_bytes), None) or 4096
         one = self.spec.execution.fault_s or 0.0
         return math.ceil(size_bytes / page) * one * (_LOCKED + (1 - _LOCKED) / threads)
 
     def scattered_access_s(self, size_bytes: float, threads: int) -> float:
-        """Return the seconds for which scattered cache lines, which are not prefetched, wait for memory."""
+        """Return the seconds spent waiting for scattered cache lines, which are not prefetched."""
         memory = self.caches[-1]
         lines = size_bytes / (memory.transaction_bytes or 64)
         return lines * (memory.latency_s or 0.0) / (threads * (self.spec.execution.prefetched_lines or 1.0))
@@ -108,8 +108,8 @@ class Machine:
         self, work: Work, moved: tuple[tuple[MemoryLayer, float], ...], fresh_bytes: float, strewn_bytes: float = 0.0
     ) -> Parts:
         """Return the seconds of an operator by resource."""
-        # ``moved`` has the bytes per memory layer; ``strewn_bytes`` move in short runs, in addition to those of the
-        # work.
+        # ``moved`` has the bytes per memory layer; ``strewn_bytes`` move in short runs, in addition to the work's
+        # bytes.
         threads = self.thread_count(work)
         memory_s = sum(n / self.bandwidth_bytes_per_s(layer, threads) for layer, n in moved)
         for size, times in work.buffers:

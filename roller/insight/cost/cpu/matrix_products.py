@@ -1,4 +1,4 @@
-"""Products, convolutions, attention and LSTM layers as MKL and oneDNN compute them: in packed blocks."""
+"""Products, convolutions, attention and LSTM layers as computed by MKL and oneDNN: in packed blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOADS = 0.6
 _DEPTH = 384
 #: Vector length to which result columns and channels are padded.
 _LANES = 16
-#: Queries of a block of attention, by the least number of all queries, and keys of a block (``sdp_utils_cpp``,
+#: Queries of a block of attention, by the minimum total number of queries, and keys of a block (``sdp_utils_cpp``,
 #: ``FlashAttentionKernel.cpp``).
 _QUERIES, _KEYS = ((768, 256), (192, 64), (0, 32)), 512
 #: Time of a depthwise convolution's multiply-adds relative to a product's; most of it is loads.
@@ -36,7 +36,7 @@ def matrix_product_work(
     m: int, n: int, k: int, batch: int = 1, *, dtype: str = "float32",
     reads: Iterable[TensorRecord] = (), writes: Iterable[TensorRecord] = (),
 ) -> Work:  # fmt: skip
-    """Return the work of products of ``m`` by ``k`` and ``k`` by ``n`` matrices."""
+    """Return the work of multiplying ``m`` by ``k`` matrices with ``k`` by ``n`` matrices."""
     turns = math.ceil(k / _DEPTH)
     # The second operand is packed, except in products with a vector.
     packed = 0.0 if min(m, n) == 1 else float(batch * n * k)
@@ -52,7 +52,7 @@ def matrix_product_work(
 
 
 def matrix_product(first: str, second: str) -> Callable[[View], Work]:
-    """Return the mapping of a matrix product of two named operands."""
+    """Return the mapping for a matrix product of two named operands."""
 
     def map_operator(view: View) -> Work:
         left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
@@ -62,7 +62,7 @@ def matrix_product(first: str, second: str) -> Callable[[View], Work]:
 
 
 def matrix_product_with_addend(first: str, second: str) -> Callable[[View], Work]:
-    """Return the mapping of ``self + first @ second``, which first copies the addend to the result."""
+    """Return the mapping for ``self + first @ second``, which first copies the addend to the result."""
 
     def map_operator(view: View) -> Work:
         addend, left, right = (
@@ -88,7 +88,7 @@ def _product_of_tensors(left: TensorRecord, right: TensorRecord, out: TensorReco
 
 
 def matrix_vector_product(view: View) -> Work:
-    """Return the work of a matrix-vector product, or of an inner product of two vectors."""
+    """Return the work of a matrix-vector product or of an inner product of two vectors."""
     largest = max(view.inputs, key=element_count)
     reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs))
     return Work(
@@ -126,7 +126,7 @@ def _convolution_work(
     view: View, points: TensorRecord, weight: TensorRecord, ways: Sequence[bool], reads: Iterable[TensorRecord],
     writes: Iterable[TensorRecord],
 ) -> Work:  # fmt: skip
-    """Return the work of one or two products over windows; a true entry of ``ways`` yields input channels."""
+    """Return the work of one or two products over windows; a true entry in ``ways`` yields input channels."""
     groups, window = int(view.argument("groups", 1)), weight.shape[2:]
     read, written = tuple(Traffic(t) for t in reads), tuple(Traffic(t) for t in writes)
     each = math.prod((points.shape[0], *points.shape[2:])) * element_count(weight)
@@ -143,7 +143,7 @@ def _convolution_work(
 
 
 def _convolution_overhead(results: int, sums: int) -> float:
-    """Return the executed multiply-adds of a convolution per useful one, by its channels.
+    """Return the ratio of executed to useful multiply-adds in a convolution, by its channels.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def attention(view: View) -> Work:
 
 
 def attention_backward(view: View) -> Work:
-    """Return the work of attention's gradient: recomputed weights, and the products of four gradients."""
+    """Return the work of attention's gradient: recomputed weights, and the products for four gradients."""
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(("query", "key", "value")))
     return _attention_work(view, query, key, value, products=5)
 
@@ -188,7 +188,7 @@ def _attention_work(view: View, query: TensorRecord, key: TensorRecord, value: T
 
 
 def _causal_share(rows: int, columns: int, block: int) -> float:
-    """Return the share of pairs computed under a causal mask: blocks of keys up to a block's last query.
+    """Return the share of pairs computed under a causal mask: key blocks up to the last query of each block.
 
     Examples
     --------
@@ -201,12 +201,12 @@ def _causal_share(rows: int, columns: int, block: int) -> float:
 
 
 def lstm(view: View) -> Work:
-    """Return the work of one oneDNN LSTM layer: one product of all inputs, then one product per step."""
+    """Return the work of one oneDNN LSTM layer: one product for all inputs, then one product per step."""
     return _lstm_work(view, 1)
 
 
 def lstm_backward(view: View) -> Work:
-    """Return the work of an LSTM layer's gradients, of inputs, states and weights."""
+    """Return the work of an LSTM layer's gradients for inputs, states and weights."""
     return _lstm_work(view, 2)
 
 

@@ -1,4 +1,4 @@
-"""Norms, softmax, windows, losses and random numbers as ATen's kernels compute them on a CPU."""
+"""Norms, softmax, windows, losses and random numbers as computed by ATen's CPU kernels."""
 
 # Cycles are those of one core per element in vectors of 16 numbers (narrower vectors take the same), measured on a Zen
 # 4 with PyTorch 2.13 on tensors in the second-level cache, without the time of their bytes; exponentials are in probed
@@ -17,7 +17,7 @@ def cost_per_element(
     *, per: str = "input", serial: bool = False, cycles: float = 0.0, vector: float = 0.0,
     exponentials: float = 0.0, reads: float = 1.0, writes: float = 1.0,
 ) -> Mapping:  # fmt: skip
-    """Return the mapping of an operator with constant costs per element."""
+    """Return the mapping for an operator with constant costs per element."""
     # ``per`` counts elements of the largest input, or of the first output; ``reads`` and ``writes`` are passes over
     # tensors.
 
@@ -50,9 +50,9 @@ _OWN_STATISTICS_CYCLES = 6.5
 
 
 def reduction(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
-    """Return the mapping of a reduction, with cycles per element."""
+    """Return the mapping for a reduction with given cycles per element."""
     # Rows are read in memory order. Columns are read in strips of a few vectors, so every row of a strip is fetched
-    # from memory anew.
+    # from memory again.
 
     def map_operator(view: View) -> Work:
         x = view.inputs[0]
@@ -74,7 +74,7 @@ _STRIP_BYTES, _LINE_BYTES = 256, 64
 
 
 def softmax(gradient: bool = False, logarithm: bool = False) -> Mapping:
-    """Return the mapping of a softmax: vectorized over the last axis, column by column over any other."""
+    """Return the mapping for a softmax: vectorized over the last axis, column by column over any other."""
 
     def map_operator(view: View) -> Work:
         x = view.inputs[0]
@@ -96,7 +96,7 @@ GREATEST, MEAN = (75.0, 5.0), (15.0, 3.0)
 
 
 def pooling(taken: tuple[float, float]) -> Mapping:
-    """Return the mapping of a pooling operator, with cycles per result and per element of its window."""
+    """Return the mapping for a pooling operator, with cycles per result and per element of its window."""
 
     def map_operator(view: View) -> Work:
         count = float(element_count(view.out))
@@ -109,7 +109,7 @@ def pooling(taken: tuple[float, float]) -> Mapping:
 
 
 def pooling_backward(cycles: float) -> Mapping:
-    """Return the mapping of a pooling gradient scattered into zeros, with cycles per element of the gradient."""
+    """Return the mapping for a pooling gradient scattered into zeros, with cycles per element of the gradient."""
 
     def map_operator(view: View) -> Work:
         gradient, out = view.inputs[0], view.out
@@ -123,7 +123,7 @@ def pooling_backward(cycles: float) -> Mapping:
 
 
 def nll_loss(view: View) -> Work:
-    """Return the work of a negative log-likelihood: one thread reads one element, so one cache line, per row."""
+    """Return the work of a negative log-likelihood: one thread reads one element, and so one cache line, per row."""
     target = view.tensor("target", 1) or view.inputs[-1]
     return Work((Traffic(target),), strewn_bytes=64.0 * element_count(target), cycles=8.0 * element_count(target))
 
@@ -136,7 +136,7 @@ def nll_loss_backward(view: View) -> Work:
 
 
 def random_draws(cycles: float) -> Callable[[View], Work]:
-    """Return the mapping of an operator that draws its elements sequentially from one random generator."""
+    """Return the mapping for an operator that draws its elements sequentially from one random generator."""
 
     def map_operator(view: View) -> Work:
         return Work((), (Traffic(view.out),), cycles=cycles * element_count(view.out))
@@ -145,7 +145,7 @@ def random_draws(cycles: float) -> Callable[[View], Work]:
 
 
 def gather(cycles: float = 0.0) -> Mapping:
-    """Return the mapping of a gather, which reads the indices and the gathered elements."""
+    """Return the mapping for a gather, which reads the indices and the gathered elements."""
 
     def map_operator(view: View) -> Work:
         table, places = view.inputs[0], view.inputs[1:]

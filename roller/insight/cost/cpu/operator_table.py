@@ -161,7 +161,7 @@ def _fill(view: View) -> Work:
 
 
 def _foreach(view: View) -> Work:
-    """Return the work of an operator over tensor lists, which writes its inputs if it returns nothing."""
+    """Return the work of an operator over tensor lists, which writes to its inputs if it returns nothing."""
     work = stream_inputs_to_outputs(view)
     return work if work.writes else Work(**{**vars(work), "writes": work.reads})
 
@@ -208,5 +208,5 @@ def operator_class(packet: str) -> Kind:
 
 
 def has_row(packet: str) -> bool:
-    """Return whether an operator of this name has a row, in place or not."""
+    """Return whether the table has a row for an operator of this name, in place or not."""
     return packet in _KINDS or packet.rstrip("_") in _KINDS

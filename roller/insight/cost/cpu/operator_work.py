@@ -1,4 +1,4 @@
-"""The work of an operator on a CPU: arithmetic, bytes of tensors, and its division among cores."""
+"""The work of an operator on a CPU: arithmetic, tensor bytes, and how the work is divided among cores."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
-#: Elements of a loop per thread of PyTorch, at least (``at::internal::GRAIN_SIZE``).
+#: Minimum number of loop elements per PyTorch thread (``at::internal::GRAIN_SIZE``).
 GRAIN_ELEMENTS = 32768
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """A tensor, the number of its passes, and whether its runs are too short to be prefetched."""
+    """A tensor, the number of passes over it, and whether its runs are too short to be prefetched."""
 
     tensor: TensorRecord
     passes: float = 1.0

@@ -17,12 +17,12 @@ from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator, Trace
 
 _NOTHING = Price(0.0, 0.0, 0.0, "none", 0, "none")
-#: Relative error of a time where the specification gives none.
+#: Relative error of a time if the specification gives none.
 _UNKNOWN_ERROR = 0.5
 
 
 class ProcessorPricer:
-    """Prices of the kernels of PyTorch and its libraries on a CPU."""
+    """Prices of the CPU kernels of PyTorch and its libraries."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         self.machine = Machine(spec)
@@ -30,7 +30,7 @@ class ProcessorPricer:
         self._touched = Touched(self.machine.usable_cache_bytes[-1][1])
 
     def price_last_step(self, trace: Trace) -> list[Price]:
-        """Return the prices of the last step, in the steady state of caches and heap."""
+        """Return the prices for the last step, when caches and heap are in a steady state."""
         works = [operator_work(operator) for operator in trace.steady()]
         for done in (0, len(works)):
             storages = storage_placements(trace)
@@ -69,7 +69,7 @@ class ProcessorPricer:
         return PipeWork("special", work.exponentials, work.exponentials / rate) if work.exponentials else None
 
     def _record_access(self, traffic: Traffic, storages: dict[int, Placed]) -> tuple[MemoryLayer, float]:
-        """Record an access; return the tensor's memory layer and the bytes moved from it."""
+        """Record an access; return the tensor's memory layer and the bytes moved from that layer."""
         tensor, size = traffic.tensor, traffic.size_bytes
         number, once = tensor.storage, size / (traffic.passes or 1.0)
         place = storages.get(number)
@@ -81,7 +81,7 @@ class ProcessorPricer:
         return layer, size
 
     def _touch_fresh_pages(self, storage: int, storages: dict[int, Placed]) -> float:
-        """Return the bytes of a result on untouched pages, and mark them as touched."""
+        """Return the bytes of a result on untouched pages, and mark those pages as touched."""
         place = storages.get(storage)
         if place is None or not place.fresh_bytes:
             return 0.0

@@ -46,7 +46,7 @@ def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
 
 
 def is_view(view: View) -> bool:
-    """Return whether every result shares the storage of an input that the operator does not write."""
+    """Return whether every result shares storage with an input that the operator does not write."""
     # A custom operator may not return an alias of its inputs: such a result is an input that it writes.
     if not view.outputs or view.in_place or not view.packet.startswith(_MAY_RETURN_VIEWS):
         return False

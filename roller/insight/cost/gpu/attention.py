@@ -15,7 +15,7 @@ _BACKWARD_KERNELS = 3
 
 
 def attention(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of fused attention, which never stores the attention weights."""
+    """Return the kernel for fused attention, which never stores the attention weights."""
     query, key, value = (view.required_tensor(n, i) for i, n in enumerate(("query", "key", "value")))
     heads, rows, columns = _heads_queries_keys(view, query, key)
     products = (
@@ -29,7 +29,7 @@ def attention(view: View) -> tuple[Launch, ...]:
 
 
 def _causal_share(view: View, rows: int, columns: int) -> float:
-    """Return the share of query-key pairs computed under a causal mask: those of earlier keys."""
+    """Return the share of query-key pairs computed under a causal mask: pairs with earlier keys."""
     # The mask starts at the first query and key (``is_causal``, or ``custom_mask_type`` 1), or ends at the last of both
     # (2).
     kind = int(view.argument("custom_mask_type", 0)) or int(bool(view.argument("is_causal", False)))
@@ -45,7 +45,7 @@ def _causal_share(view: View, rows: int, columns: int) -> float:
 
 
 def attention_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of fused attention's gradient: recomputed weights, and four products of gradients."""
+    """Return the kernels for fused attention's gradient: recomputed weights, and the products for four gradients."""
     names = ("query", "key", "value")
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(names))
     heads, rows, columns = _heads_queries_keys(view, query, key)
@@ -68,7 +68,7 @@ def attention_backward(view: View) -> tuple[Launch, ...]:
 
 
 def _heads_queries_keys(view: View, query: TensorRecord, key: TensorRecord) -> tuple[int, int, int]:
-    """Return the heads of the whole batch, and the numbers of queries and keys."""
+    """Return the number of heads in the whole batch, and the numbers of queries and keys."""
     # Tensors are ``(batch, heads, length, depth)``; overloads with ``(batch, length, heads, depth)`` have names of
     # their own.
     if not view.packet.startswith(("aten._efficient_attention", "aten._flash_attention")):
@@ -94,12 +94,12 @@ _GATES = (1, 1, 4, 3)
 
 
 def recurrent(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of recurrent layers: per layer one product of all inputs, then one product per step."""
+    """Return the kernels for recurrent layers: per layer, one product for all inputs, then one product per step."""
     return _recurrent_layers(view, view.required_tensor("input", 0), 1)
 
 
 def recurrent_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of recurrent layers' gradients: twice the products, for inputs and for weights."""
+    """Return the kernels for recurrent layers' gradients: twice the products, for inputs and for weights."""
     return _recurrent_layers(view, view.required_tensor("input", 0), 2)
 
 

@@ -1,9 +1,9 @@
 """Convolutions of one to three dimensions and their gradients, in the variants that a library may run."""
 
-# A matrix unit's kernels take images with channels innermost. For planes of channels, or channels that are no whole
-# vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's deep
-# learning performance documentation, "Tensor Layouts In Memory"). Kernels on threads take tensors as they are, and may
-# use Winograd's algorithm for windows of three by three at stride one. The library runs the fastest.
+# A matrix unit's kernels take images with channels innermost. For planes of channels, or channels that do not form
+# whole vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's deep
+# learning performance documentation, "Tensor Layouts In Memory"). Kernels on threads take tensors unchanged, and may
+# use Winograd's algorithm for windows of three by three at stride one. The library runs the fastest kernel.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from roller.insight.trace.trace import TensorRecord
 
 @dataclass(frozen=True)
 class _Geometry:
-    """Windows and groups of a convolution, and whether its tensors have channels innermost."""
+    """Windows and groups of a convolution, and whether the channels of its tensors are innermost."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -42,7 +42,7 @@ class _Geometry:
 
 
 def convolution(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a convolution, and the one that adds its bias."""
+    """Return the kernel for a convolution and the kernel that adds its bias."""
     x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
     copies = _copies_before_depthwise(_geometry(view, x, weight), weight, (x,))
     kernels, bias = (*copies, _convolution_kernel(view, x, weight, view.out)), view.tensor("bias")
@@ -61,7 +61,7 @@ def _copies_before_depthwise(g: _Geometry, weight: TensorRecord, images: Sequenc
 def conversions_to_innermost(
     read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
 ) -> tuple[Stream, ...]:
-    """Return the kernels that convert tensors to channels innermost in whole vectors, and results back."""
+    """Return the kernels that convert tensors to channels-innermost whole vectors, and results back."""
     # Channels of groups are not padded to whole vectors.
     found = []
     for tensor, is_read in (*((t, True) for t in read), *((t, False) for t in written)):
@@ -81,7 +81,7 @@ def _add_bias(out: TensorRecord, bias: TensorRecord) -> tuple[Launch, ...]:
 
 
 def convolution_backward(view: View) -> tuple[Launch, ...]:
-    """Return up to three kernels: the gradients of the image, of the weights, and of the bias."""
+    """Return up to three kernels, for the gradients of the image, the weights and the bias."""
     gradient, x = view.required_tensor("grad_output", 0), view.required_tensor("input", 1)
     weight = view.required_tensor("weight", 2)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
@@ -99,8 +99,8 @@ def convolution_backward(view: View) -> tuple[Launch, ...]:
 def _implicit_product(
     product: TensorExpr, read: Sequence[TensorRecord], written: TensorRecord, units: Units, ways: tuple[Way, ...] = ()
 ) -> Kernel | Fused:
-    """Return the kernel of an implicit GEMM, which gathers one operand from windows of an image."""
-    # The product names an element once per window, but memory delivers each tensor once. Where every window is a point,
+    """Return the kernel for an implicit GEMM, which gathers one operand from windows of an image."""
+    # The product names an element once per window, but memory delivers each tensor once. If every window is a point,
     # the product's operands are the tensors themselves.
     moved = total_bytes(read), total_bytes((written,))
     named = (sum(t.nbytes for t in product.inputs), sum(t.nbytes for t in product.output_tensors))
@@ -130,7 +130,7 @@ def _geometry(view: View, x: TensorRecord, weight: TensorRecord) -> _Geometry:
 
 
 def _merge_to_two_dimensions(sizes: Sequence[int]) -> tuple[int, int]:
-    """Return two dimensions: a row, or all outer dimensions merged."""
+    """Return two dimensions: all outer dimensions merged into one, and a row."""
     return (1, sizes[0]) if len(sizes) == 1 else (math.prod(sizes[:-1]), sizes[-1])
 
 
@@ -163,7 +163,7 @@ _GROUPS_OF_CUDNN_8 = (4, 8, 16, 32)
 def _before_cudnn_9(
     g: _Geometry, weight: TensorRecord, points: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
 ) -> Instructions | None:
-    """Return the direct kernel of groups with channels innermost; ``None`` where a matrix unit ran them."""
+    """Return the direct kernel for groups with channels innermost; ``None`` if a matrix unit ran them."""
     # ``points`` is the tensor at whose points all windows are multiplied.
     alike = weight.shape[0] // g.groups == weight.shape[1] and weight.shape[1] in _GROUPS_OF_CUDNN_8
     if g.groups == 1 or not g.innermost or alike or weight.dtype not in ("float16", "bfloat16"):
@@ -174,7 +174,7 @@ def _before_cudnn_9(
 def _innermost_depthwise(
     g: _Geometry, weight: TensorRecord, points: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
 ) -> Fused | Instructions | None:
-    """Return the kernel in place of a depthwise one on channels innermost; ``None`` where cuDNN has one."""
+    """Return the kernel that replaces a depthwise one with channels innermost; ``None`` if cuDNN has one."""
     if not g.innermost or {*weight.shape[2:]} <= {*depthwise.INNERMOST_WINDOWS}:
         return None
     if weight.dtype in ("float16", "bfloat16"):
@@ -184,7 +184,7 @@ def _innermost_depthwise(
 
 @dataclass(frozen=True)
 class _Windows:
-    """A two-dimensional convolution without its numbers of channels."""
+    """A two-dimensional convolution without its channel counts."""
 
     batch: int
     size: tuple[int, int]
@@ -204,7 +204,7 @@ class _Windows:
 
     @property
     def may_use_winograd(self) -> bool:
-        """Whether cuDNN has Winograd kernels for it: float32, windows of 3x3 at stride one."""
+        """Whether cuDNN has Winograd kernels for the convolution: float32, 3x3 windows, stride one."""
         steps = {*self.stride, *self.dilation, self.groups}
         return self.dtype == "float32" and self.window == (3, 3) and steps == {1}
 
@@ -213,8 +213,8 @@ def _windows_in_all_ways(
     windows: _Windows, channels: int, filters: int, around: tuple[Stream, ...], planes: bool = False
 ) -> Kernel:
     """Return a convolution's kernel on unconverted tensors, with variants in other layouts and algorithms."""
-    # Layouts of groups cost the same, since a group's channels are no axis of the product on the units. With ``planes``
-    # the convolution is also a matrix product in planes of channels: filters by the planes of an image.
+    # Layouts of groups cost the same, since a group's channels are not an axis of the product on the units. With
+    # ``planes`` the convolution is also a matrix product in planes of channels: filters by the planes of an image.
     groups = windows.groups
     if groups == 1 and not around:
         return Kernel(windows.expression(channels, filters, True), kind="convolution")
@@ -240,7 +240,7 @@ _MERGED_CHANNELS = (16, 32)
 
 
 def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
-    """Return how many groups a matrix unit's kernel may take as one: a single group, or blocks padded with zeros."""
+    """Return how many groups a matrix unit's kernel may treat as one: a single group, or blocks padded with zeros."""
     # If the number does not divide the groups, the last block is padded with groups of zeros.
     own = max(channels, filters)
     merged = (min(groups, side // own) for side in _MERGED_CHANNELS if side > own)
@@ -250,8 +250,8 @@ def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
 def _product_in_all_ways(
     g: _Geometry, own: TensorExpr, others: Sequence[TensorExpr], read: Sequence[TensorRecord], written: TensorRecord
 ) -> Kernel | Fused:
-    """Return the kernel of a product whose operands are images, with variants in another layout."""
-    # ``own`` is the product on unconverted tensors, ``others`` are those of kernels for a matrix unit.
+    """Return the kernel for a product whose operands are images, with variants in another layout."""
+    # ``own`` is the product on unconverted tensors, ``others`` are the products of a matrix unit's kernels.
     around = conversions_to_innermost(read, (written,), g.groups)
     if not around and len(others) == 1:
         return _implicit_product(others[0], read, written, "any")
@@ -265,8 +265,9 @@ def _as_pair(values: Sequence[int], one: int) -> tuple[int, int]:
 
 
 def _as_product(points: TensorRecord, weight: TensorRecord, out: TensorRecord, groups: int) -> TensorExpr:
-    """Return the matrix product with a convolution's multiplications: points of a result by its filters."""
-    # The whole window is multiplied at each of ``points``: those of the result, or of a transposed convolution's image.
+    """Return the matrix product with a convolution's multiplications: result points by filters."""
+    # The whole window is multiplied at each of ``points``: the points of the result or of a transposed convolution's
+    # image.
     m = points.shape[0] * math.prod(points.shape[2:])
     window = math.prod(weight.shape[2:])
     per_group = weight.shape[0] // groups
@@ -276,7 +277,7 @@ def _as_product(points: TensorRecord, weight: TensorRecord, out: TensorRecord, g
 
 
 def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord) -> tuple[Launch, ...]:
-    """Return the kernels of the image gradient: every gradient spreads over a window, whose points add up."""
+    """Return the kernels for the image gradient: each gradient element is spread over a window; overlaps are summed."""
     # At stride 1 this is a convolution of the gradient; at a larger stride it has as many multiplications as the
     # forward convolution, and writes the larger image.
     if len(x.shape) > 4 or g.transposed:
@@ -307,7 +308,7 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
 
 
 def _moving(kernel: Kernel, read_bytes: float, written_bytes: float) -> Fused:
-    """Return a kernel and its variants with other traffic than the expression implies."""
+    """Return a kernel and its variants with memory traffic other than the expression implies."""
 
     def fused(one: Kernel, ways: tuple[Way, ...] = ()) -> Fused:
         return Fused(
@@ -320,7 +321,7 @@ def _moving(kernel: Kernel, read_bytes: float, written_bytes: float) -> Fused:
 
 
 def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord) -> Launch:
-    """Return the kernel of the weight gradient: filters by windows, summed over all points of the result."""
+    """Return the kernel for the weight gradient: filters by windows, summed over all points of the result."""
     points = x if g.transposed else gradient
     k = points.shape[0] * math.prod(points.shape[2:])
     n = weight.shape[1] * math.prod(weight.shape[2:])
@@ -343,5 +344,5 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
 
 
 def _merged_weight_gradient(m: int, n: int, k: int, groups: int, dtype: str) -> TensorExpr:
-    """Return the product of merged groups' weight gradients, of which only diagonal blocks are kept."""
+    """Return the product for merged groups' weight gradients, of which only diagonal blocks are kept."""
     return ops.matmul(m, n, k, None if groups == 1 else groups, True, False, dtype=dtype)

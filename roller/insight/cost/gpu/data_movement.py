@@ -1,4 +1,4 @@
-"""Operators that move whole tensors or gather parts of them: concatenation, indexing, embeddings, sorts."""
+"""Operators that move whole tensors or gather parts of them: concatenation, indexing, embeddings and sorts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from roller.insight.trace.trace import TensorRecord
 _RADIX_BITS, _KERNELS_PER_PASS = 8, 2
 #: Key bits of a sort by the table rows of an embedding.
 _ROW_BITS = 32
-#: Most rows for which an embedding's gradient is added without a sort (PyTorch's ``Embedding.cu``).
+#: Maximum number of rows for which an embedding's gradient is added without a sort (PyTorch's ``Embedding.cu``).
 _MOST_UNSORTED = 3072
-#: Most tensors that one kernel of PyTorch concatenates (``CAT_ARRAY_BATCH_SIZE``).
+#: Maximum number of tensors that one PyTorch kernel concatenates (``CAT_ARRAY_BATCH_SIZE``).
 _JOINED_TOGETHER = 128
 
 
@@ -36,7 +36,7 @@ def stream_all(reads: float = 1.0, writes: float = 1.0, launches: int = 1) -> Ca
 
 
 def interpolate(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of an interpolation, with one thread per point of a plane, or per element."""
+    """Return the kernel for an interpolation, with one thread per point of a plane or per element."""
     # A thread walks over all planes (``UpSampleBilinear2d.cu`` and similar files in ATen/native/cuda). Two-dimensional
     # linear interpolation with channels innermost has another kernel, with a thread per element.
     x, out = view.inputs[0], view.out
@@ -45,7 +45,7 @@ def interpolate(view: View) -> tuple[Launch, ...]:
 
 
 def stream_named_inputs(*names: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a gradient that reads the named tensors, and only the shapes of the others."""
+    """Return the mapping for a gradient that reads the named tensors but only the shapes of the others."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         read = [view.tensor(name) for name in names]
@@ -55,12 +55,12 @@ def stream_named_inputs(*names: str) -> Callable[[View], tuple[Launch, ...]]:
 
 
 def generated_kernel(view: View) -> tuple[Launch, ...]:
-    """Return a compiler-generated kernel, which reads each input once, overlapping views together."""
+    """Return a compiler-generated kernel, which reads each input once and overlapping views together."""
     return (Stream(float(bytes_together(view.inputs)), float(total_bytes(view.outputs))),)
 
 
 def bytes_together(tensors: Iterable[TensorRecord]) -> int:
-    """Return the bytes of tensors, per storage at most those from its first to its last element."""
+    """Return the total bytes of tensors; each storage counts at most the range from its first to its last element."""
     found: dict[int, list[TensorRecord]] = {}
     for t in dict.fromkeys(tensors):
         found.setdefault(t.storage, []).append(t)
@@ -73,20 +73,20 @@ def bytes_together(tensors: Iterable[TensorRecord]) -> int:
 
 
 def slice_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a slice's gradient: zeros for the whole tensor, and the slice copied into them."""
+    """Return the kernels for a slice's gradient: zeros for the whole tensor, and the slice copied into them."""
     part = total_bytes(view.inputs[:1])
     return (Stream(0.0, total_bytes((view.out,))), Stream(part, part))
 
 
 def gather(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a gather, which reads the indices and only the gathered elements of the table."""
+    """Return the kernel for a gather, which reads the indices and only the gathered elements of the table."""
     indices = sum(total_bytes((t,)) for t in view.inputs[1:] if t.dtype in ("int64", "int32", "bool"))
     moved = total_bytes(view.outputs)
     return (Stream(moved + indices, moved),)
 
 
 def embedding_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of an embedding's gradient: zeros, a sort of the indices, sums of equal rows."""
+    """Return the kernels for an embedding's gradient: zeros, a sort of the indices, and sums of equal rows."""
     # Few rows are added unsorted, each by the block that owns the table's row.
     gradient, indices = view.required_tensor("grad_output", 0), view.required_tensor("indices", 1)
     whole, rows = total_bytes((view.out,)), element_count(indices) * view.out.shape[-1] * itemsize(gradient.dtype)
@@ -105,7 +105,7 @@ def sort_table_rows(indices: TensorRecord) -> Stream:
 
 
 def sort(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a radix sort of keys and their positions."""
+    """Return the kernels for a radix sort of keys and their positions."""
     keys = view.inputs[0]
     passes = max(1, 8 * itemsize(keys.dtype) // _RADIX_BITS)
     moved = passes * element_count(keys) * (itemsize(keys.dtype) + 8)
@@ -113,17 +113,17 @@ def sort(view: View) -> tuple[Launch, ...]:
 
 
 def read_on_host(view: View) -> tuple[Launch, ...]:
-    """Return the wait of an operator whose value the host reads."""
+    """Return the host's wait for an operator whose value it reads."""
     return (Wait(total_bytes(view.inputs)),)
 
 
 def dynamic_size(view: View) -> tuple[Launch, ...]:
-    """Return the launches of an operator with data-dependent output size; the host reads the size."""
+    """Return the launches for an operator with a data-dependent output size, which the host reads."""
     return (Stream(2 * total_bytes(view.inputs), total_bytes(view.outputs), 3), Wait(8.0))
 
 
 def masked_select(view: View) -> tuple[Launch, ...]:
-    """Return the launches of a masked selection: true elements are counted, listed, and gathered."""
+    """Return the launches for a masked selection: true elements are counted, listed and gathered."""
     mask, found = view.inputs[-1], view.out
     places = 8.0 * element_count(found) * len(mask.shape)
     count = Stream(2.0 * total_bytes((mask,)), places, 3)
@@ -131,10 +131,10 @@ def masked_select(view: View) -> tuple[Launch, ...]:
 
 
 def unique_values(view: View) -> tuple[Launch, ...]:
-    """Return the launches that find unique values: a sort, then a count and a list of the runs."""
+    """Return the launches that find unique values: a sort, then a count and a list of the runs of equal values."""
     return (*sort(view), *dynamic_size(view))
 
 
 def no_launch(view: View) -> tuple[Launch, ...]:
-    """Return no launch: the operator only allocates or returns a view."""
+    """Return no launches: the operator only allocates or returns a view."""
     return ()

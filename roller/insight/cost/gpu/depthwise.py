@@ -1,4 +1,4 @@
-"""PyTorch's own kernels of depthwise convolutions on planes of channels, by the instructions they issue."""
+"""PyTorch's own kernels for depthwise convolutions on channel planes, priced by the instructions they issue."""
 
 # The kernels are those of ATen/native/cuda/DepthwiseConv2d.cu: a thread per point of the result visits the points of
 # its window in turn; for the filters' gradient a block per weight reads both images. In float16, cuDNN's kernels run
@@ -34,7 +34,7 @@ _TILE_COLUMNS = 16
 
 
 def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Return whether PyTorch runs cuDNN's kernel, by the conditions of cuDNN 8.2 and later."""
+    """Return whether PyTorch runs cuDNN's kernel, by the conditions for cuDNN 8.2 and later."""
     if x.dtype != "float16" or len(x.shape) not in (3, 4) or max(dilation) > 1:
         return False
     # PyTorch takes an image of one dimension as one of height 1.
@@ -58,7 +58,7 @@ def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dila
 def forward(
     x: TensorRecord, weight: TensorRecord, out: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
 ) -> Instructions | None:
-    """Return PyTorch's kernel of a depthwise convolution; ``None`` where cuDNN's runs."""
+    """Return PyTorch's kernel for a depthwise convolution; ``None`` if cuDNN's kernel runs."""
     if _by_cudnn(x, weight, stride, dilation):
         return None
     count = element_count(out) * (_PLACE + _TAP * math.prod(weight.shape[2:]))
@@ -68,7 +68,7 @@ def forward(
 def image_gradient(
     gradient: TensorRecord, weight: TensorRecord, x: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
 ) -> Instructions | None:
-    """Return PyTorch's kernel of the image's gradient; ``None`` where cuDNN's runs."""
+    """Return PyTorch's kernel for the image gradient; ``None`` if cuDNN's kernel runs."""
     if _by_cudnn(x, weight, stride, dilation):
         return None
     tap = _TAP + (_STRIDE if max(stride) > 1 else 0.0)
@@ -79,7 +79,7 @@ def image_gradient(
 def weight_gradient(
     gradient: TensorRecord, x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
 ) -> Instructions | None:
-    """Return PyTorch's kernel of the filters' gradient; ``None`` where cuDNN's runs."""
+    """Return PyTorch's kernel for the filter gradient; ``None`` if cuDNN's kernel runs."""
     if _by_cudnn(x, weight, stride, dilation):
         return None
     count = element_count(gradient) * math.prod(weight.shape[2:]) * _PRODUCT
@@ -87,7 +87,7 @@ def weight_gradient(
 
 
 def direct_kernel(products: float, read: Sequence[TensorRecord], written: TensorRecord) -> Instructions:
-    """Return cuDNN's direct kernel of a grouped convolution: a thread per result, a tap per product."""
+    """Return cuDNN's direct kernel for a grouped convolution: one thread per result, one tap per product."""
     # Its source is not published: a tap is assumed to take the instructions of PyTorch's loop.
     count = element_count(written) * _PLACE + products * _TAP
     return Instructions(count, total_bytes(read), total_bytes((written,)))
@@ -96,7 +96,7 @@ def direct_kernel(products: float, read: Sequence[TensorRecord], written: Tensor
 def padded_groups(
     points: TensorRecord, weight: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
 ) -> Fused:
-    """Return the matrix unit's kernel that takes every channel as a group, in 16 bits and channels innermost."""
+    """Return the matrix unit's kernel that treats every channel as a group, in 16 bits and channels innermost."""
     # A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): a product of all
     # points by one filter, in the columns of a tile, summed over a window of vectors.
     rows = points.shape[0] * math.prod(points.shape[2:])

@@ -8,7 +8,7 @@ from roller.insight.cost.launches import Launch, Stream
 
 
 def embedding_bag(view: View) -> tuple[Launch, ...]:
-    """Return the kernel that sums the rows of each bag, and reads only those rows of the table."""
+    """Return the kernel that sums the rows of each bag and reads only those rows of the table."""
     table, indices = view.required_tensor("weight", 0), view.required_tensor("indices", 1)
     rows = element_count(indices) * table.shape[-1] * itemsize(table.dtype)
     rest = total_bytes(t for t in view.inputs if t != table)
@@ -16,7 +16,7 @@ def embedding_bag(view: View) -> tuple[Launch, ...]:
 
 
 def embedding_bag_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of the table's gradient: zeros, a sort of the indices, sums of equal rows."""
+    """Return the kernels for the table's gradient: zeros, a sort of the indices, and sums of equal rows."""
     gradient, indices = view.required_tensor("grad", 0), view.required_tensor("indices", 1)
     whole = total_bytes((view.out,))
     rows = element_count(indices) * gradient.shape[-1] * itemsize(gradient.dtype)

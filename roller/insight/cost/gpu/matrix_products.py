@@ -24,7 +24,7 @@ def is_column_major(tensor: TensorRecord) -> bool:
 
 
 def matrix_product_expression(left: TensorRecord, right: TensorRecord, bias: bool = False) -> TensorExpr:
-    """Return the expression of a product of two matrices or two batches, in their layouts."""
+    """Return the expression for a product of two matrices or two batches, in their layouts."""
     m, k = left.shape[-2:]
     n = right.shape[-1]
     batch = math.prod(left.shape[:-2]) if len(left.shape) > 2 else None
@@ -39,7 +39,7 @@ def _product(expr: TensorExpr) -> Kernel:
 
 
 def matrix_product(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a matrix product of two named operands."""
+    """Return the mapping for a matrix product of two named operands."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
@@ -51,7 +51,7 @@ def matrix_product(first: str, second: str) -> Callable[[View], tuple[Launch, ..
 
 
 def _product_by_one_matrix(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Launch:
-    """Return the kernel of a batch by one expanded matrix: a linear layer on a tensor that no view flattens."""
+    """Return the kernel for a batch times one expanded matrix: a linear layer on a tensor that no view flattens."""
     # The matrix stays in the shared cache; in 16 bits each batch element fills whole fragments of a matrix unit.
     batch, m, k = left.shape
     rows = -(-m // _FRAGMENT_ROWS) * _FRAGMENT_ROWS if itemsize(left.dtype) < 4 else m
@@ -62,7 +62,7 @@ def _product_by_one_matrix(left: TensorRecord, right: TensorRecord, out: TensorR
 
 
 def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of ``self + first @ second``."""
+    """Return the mapping for ``self + first @ second``."""
     # cuBLASLt adds a vector in the epilogue; any other addend is first copied to the result, to which the product adds.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
@@ -81,13 +81,13 @@ def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tupl
     return map_operator
 
 
-#: AMD's own 8-bit floats -> those of the standard, which have another exponent bias and the same rate.
+#: AMD's own 8-bit floats -> the standard's 8-bit floats, which have another exponent bias and the same rate.
 _STANDARD = {"float8_e4m3fnuz": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e5m2"}
 
 
 def scaled_product(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a scaled product of 8-bit floats, as cuBLASLt runs it, with a result of a wider dtype."""
-    # Its fragments are those of the first operand's dtype.
+    """Return cuBLASLt's kernel for a scaled product of 8-bit floats with a result of a wider dtype."""
+    # Its fragments have the first operand's dtype.
     left, right = (
         replace(t, dtype=_STANDARD.get(t.dtype, t.dtype))
         for t in (view.required_tensor("self", 0), view.required_tensor("mat2", 1))
@@ -99,23 +99,23 @@ def scaled_product(view: View) -> tuple[Launch, ...]:
 
 
 def _read_of_result(out: TensorRecord) -> tuple[Launch, ...]:
-    """Return the traffic of reading the result that a product adds to."""
+    """Return the traffic for reading the result to which a product adds."""
     return (Stream(float(total_bytes((out,))), 0.0, 0),)
 
 
 def matrix_vector_product(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a matrix-vector product."""
+    """Return the kernel for a matrix-vector product."""
     (m, k), dtype = view.inputs[-2].shape[-2:], view.inputs[-1].dtype
     return (_product(ops.matmul(m, 1, k, dtype=dtype)),)
 
 
 def matrix_vector_product_with_addend(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a matrix-vector product that is added to a copy of the addend."""
+    """Return the kernels for a matrix-vector product that is added to a copy of the addend."""
     matrix, out = view.required_tensor("mat", 1), view.out
     copy = () if view.in_place else elementwise_kernel((), out, (view.required_tensor("self", 0),))
     return (*copy, _product(ops.matmul(matrix.shape[0], 1, matrix.shape[1], dtype=matrix.dtype)), *_read_of_result(out))
 
 
 def inner_product(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of an inner product of two vectors."""
+    """Return the kernel for an inner product of two vectors."""
     return (_product(ops.matmul(1, 1, math.prod(view.inputs[0].shape), dtype=view.inputs[0].dtype)),)

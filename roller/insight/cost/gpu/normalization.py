@@ -1,4 +1,4 @@
-"""Operators over the rows of a tensor: softmax and layer norm, forward and backward; norms over channels."""
+"""Operators over the rows of a tensor: softmax and layer norm, forward and backward; and norms over channels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roller.insight.trace.trace import TensorRecord
 
 
 def softmax(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a softmax or log-softmax, which have the same steps."""
+    """Return the kernel for a softmax or log-softmax, which have the same steps."""
     x, out = view.inputs[0], view.out
     if not x.shape or x.dtype not in DTYPE_BYTES:
         return (Stream(total_bytes((x,)), total_bytes((out,))),)
@@ -26,13 +26,13 @@ def softmax(view: View) -> tuple[Launch, ...]:
 
 
 def safe_softmax(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a safe softmax, which writes zeros to fully masked rows."""
+    """Return the kernels for a safe softmax, which writes zeros to fully masked rows."""
     x, masked = total_bytes(view.inputs), float(element_count(view.inputs[0]))
     return (*softmax(view), Stream(2.0 * x + 2 * masked, x + masked, 3))
 
 
 def softmax_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a softmax's gradient: a row sum over two tensors, then an element-wise function of both."""
+    """Return the kernel for a softmax gradient: a row sum over two tensors, then an element-wise function of both."""
     gradient, output = view.required_tensor("grad_output", 0), view.required_tensor("output", 1)
     dim = int(view.argument("dim", -1))
     length = gradient.shape[dim] if gradient.shape else 1
@@ -40,7 +40,7 @@ def softmax_backward(view: View) -> tuple[Launch, ...]:
 
 
 def layer_norm(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a layer norm over the last dimensions."""
+    """Return the kernel for a layer norm over the last dimensions."""
     x = view.required_tensor("input", 0)
     length = _normalized_elements(view, x)
     kept = Stream(0.0, total_bytes(view.outputs[1:]), 0)  # mean and deviation of every row, for the gradient
@@ -48,7 +48,7 @@ def layer_norm(view: View) -> tuple[Launch, ...]:
 
 
 def layer_norm_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a layer norm's gradients: of the input by rows, of weight and bias over all rows."""
+    """Return the kernels for a layer norm's gradients: the input's by rows, the weight's and bias's over all rows."""
     gradient, x = view.required_tensor("grad_out", 0), view.required_tensor("input", 1)
     length = _normalized_elements(view, x)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, True))
@@ -62,7 +62,7 @@ def layer_norm_backward(view: View) -> tuple[Launch, ...]:
 
 
 def _copy_to_rows(x: TensorRecord) -> tuple[Launch, ...]:
-    """Return the copy that PyTorch makes of rows that are not contiguous (``expect_contiguous``)."""
+    """Return PyTorch's copy of rows that are not contiguous (``expect_contiguous``)."""
     strides = tuple(math.prod(x.shape[n + 1 :]) for n in range(len(x.shape)))
     if all(extent == 1 or own == dense for extent, own, dense in zip(x.shape, x.stride, strides, strict=True)):
         return ()
@@ -79,7 +79,7 @@ def _row_gradient_kernel(rows: int, length: int, read: Sequence[TensorRecord], o
 
 
 def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out: str, sums: int) -> TensorExpr:
-    """Return the expression of a row-wise gradient: sums over rows, then an element-wise function of the sums."""
+    """Return the expression for a row-wise gradient: sums over rows, then an element-wise function of the sums."""
     acc = "float64" if out == "float64" else "float32"
     row, walk, point = Axis("i", rows), Axis("k", length, REDUCTION), Axis("j", length)
     inputs = tuple(Tensor(f"X{n}", (rows, length), d) for n, d in enumerate(dtypes))
@@ -105,7 +105,7 @@ def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out
 
 
 def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a norm over channels, which reads its large inputs several times."""
+    """Return the mapping for a norm over channels, which reads its large inputs several times."""
     # ``read`` and ``kept`` are the passes over large inputs and over results.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
@@ -124,8 +124,8 @@ _CHANNEL_THREADS = 512
 
 
 def batch_norm(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a batch norm; batch statistics take an additional pass."""
-    # Batch statistics are computed in training, and where no running ones exist.
+    """Return the kernels for a batch norm; batch statistics need an additional pass."""
+    # Batch statistics are computed in training and if no running statistics exist.
     x, out = view.required_tensor("input", 0), total_bytes(view.outputs[:1])
     if view.has_tensor("running_mean") and not view.argument("training", True):
         return (Stream(total_bytes((x,)), out),)
@@ -133,7 +133,7 @@ def batch_norm(view: View) -> tuple[Launch, ...]:
 
 
 def batch_norm_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a batch norm's gradient: two sums per channel, then the image's gradient."""
+    """Return the kernel for a batch norm's gradient: two sums per channel, then the image gradient."""
     x = view.tensor("input") or view.inputs[0]
     (moved,) = channel_norm(2.0, 1.0, 1)(view)
     assert isinstance(moved, Stream)
@@ -141,7 +141,7 @@ def batch_norm_backward(view: View) -> tuple[Launch, ...]:
 
 
 def _threads_of_channels(x: TensorRecord) -> float | None:
-    """Return the threads of a norm with one block per channel; ``None`` if channels are innermost."""
+    """Return the number of threads of a norm with one block per channel; ``None`` if channels are innermost."""
     if len(x.shape) < 3 or channels_innermost(x):
         return None
     return _CHANNEL_THREADS * x.shape[1]

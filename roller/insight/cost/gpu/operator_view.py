@@ -1,4 +1,4 @@
-"""An operator as mappings read it: tensors by their names in the schema, arguments with defaults."""
+"""An operator as the mappings see it: tensors by their schema names, and arguments with defaults."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["View", "distinct_bytes", "element_count", "itemsize", "total_bytes"]
 
 
 class View:
-    """A traced operator, whose tensors and arguments are found by the names of its schema."""
+    """A traced operator whose tensors and arguments can be accessed by their schema names."""
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
 
     @cached_property
     def packet(self) -> str:
-        """Name without overload and without the underscore of an in-place operator: ``"aten.add"``."""
+        """Name without overload and without the trailing underscore of an in-place operator: ``"aten.add"``."""
         space, _, rest = self.operator.name.partition(".")
         name = rest.split(".")[0]
         return f"{space}.{name if name.startswith('__') else name.rstrip('_') or name}"
 
     @property
     def in_place(self) -> bool:
-        """Whether the operator writes an input: its name ends in one underscore, or its overload is ``out``."""
+        """Whether the operator writes to an input: its name ends in one underscore, or its overload is ``out``."""
         name, _, overload = self.operator.name.partition(".")[2].partition(".")
         return (name.endswith("_") and not name.endswith("__")) or overload.split("_")[-1] == "out"
 
@@ -56,25 +56,25 @@ class View:
         return self.tensor(name) is not None
 
     def tensor(self, name: str, position: int | None = None) -> TensorRecord | None:
-        """Return the tensor named ``name`` in the schema; without recorded names, the input at ``position``."""
+        """Return the tensor named ``name`` in the schema; if no names are recorded, the input at ``position``."""
         if not self.operator.arguments and position is not None:
             return self.inputs[position] if position < len(self.inputs) else None
         return self._tensor_of_argument(self.operator.arguments.get(name))
 
     @property
     def overload(self) -> str:
-        """Name of the overload: ``"default"``."""
+        """Name of the overload, e.g. ``"default"``."""
         return self.operator.name.rpartition(".")[2]
 
     def required_tensor(self, name: str, position: int) -> TensorRecord:
-        """Return the tensor named ``name``; raise ``KeyError`` if the operator has none."""
+        """Return the tensor named ``name``; raise ``KeyError`` if the operator does not have it."""
         found = self.tensor(name, position)
         if found is None:
             raise KeyError(f"{self.operator.name}: argument '{name}'")
         return found
 
     def tensors(self, name: str) -> tuple[TensorRecord, ...]:
-        """Return the list of tensors named ``name``; empty if there is none."""
+        """Return the list of tensors named ``name``; empty if there is no such list."""
         found = self.operator.arguments.get(name) or ()
         if isinstance(found, Mapping):
             found = (found,)

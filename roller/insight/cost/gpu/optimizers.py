@@ -8,14 +8,14 @@ from collections.abc import Callable
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.launches import Launch, Stream
 
-#: Elements of a block's chunk, most blocks of a kernel, and most tensors of a kernel by its number of lists (PyTorch's
-#: ``MultiTensorApply.cuh``).
+#: Elements in a block's chunk, and maximum numbers of blocks and of tensors in a kernel by its number of lists
+#: (PyTorch's ``MultiTensorApply.cuh``).
 CHUNK_ELEMENTS, BLOCKS_PER_KERNEL = 65536, 320
 TENSORS_PER_KERNEL = (110, 64, 48, 36, 30)
 
 
 def foreach_kernel_count(sizes: tuple[int, ...], lists: int) -> int:
-    """Return the number of kernels over ``lists`` lists of tensors of ``sizes`` elements.
+    """Return the number of kernels over ``lists`` lists of tensors with ``sizes`` elements.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def foreach_kernel_count(sizes: tuple[int, ...], lists: int) -> int:
 
 
 def foreach(more: int = 0) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a ``_foreach`` operator, which reads every list and writes every result."""
+    """Return the mapping for a ``_foreach`` operator, which reads every list and writes every result."""
     # ``more`` counts further kernels, such as those that add the partial norms of blocks.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
@@ -42,7 +42,7 @@ def foreach(more: int = 0) -> Callable[[View], tuple[Launch, ...]]:
 
 
 def foreach_fill(view: View) -> tuple[Launch, ...]:
-    """Return the kernels that fill lists of tensors and read none."""
+    """Return the kernels that fill lists of tensors without reading any."""
     sizes = tuple(element_count(t) for t in view.inputs)
     return (Stream(0.0, total_bytes(view.inputs), foreach_kernel_count(sizes, 1)),)
 
@@ -55,15 +55,15 @@ def foreach_copy(view: View) -> tuple[Launch, ...]:
 
 
 def block_wise_optimizer(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of one parameter, which writes parameter and states; paged states move both ways."""
+    """Return the kernel for one parameter, which writes parameter and states; paged states move in both directions."""
     paged = float(view.argument("paged_bytes") or 0)
     written = total_bytes((*view.tensors("parameter"), *view.tensors("states")))
     return (Stream(total_bytes(view.inputs) + paged, written + paged),)
 
 
 def fused_optimizer(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a fused optimizer, which reads all lists and writes all but the gradients."""
-    # If it unscales the gradients, it writes them, too.
+    """Return the kernels for a fused optimizer, which reads all lists and writes all but the gradients."""
+    # If the optimizer unscales the gradients, it also writes them.
     first = view.tensors("self") or view.inputs
     sizes = tuple(element_count(t) for t in first)
     counts, scale = view.tensors("state_steps"), view.tensor("grad_scale")

@@ -1,4 +1,4 @@
-"""Element-wise operators and copies of any layout, each as one expression over the fewest axes."""
+"""Element-wise operators and copies of any layout, each as one expression over as few axes as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.insight.trace.trace import TensorRecord
 
 @dataclass(frozen=True)
 class Operand:
-    """Layout of a tensor over the axes of a result; strides are in elements, 0 along a broadcast axis."""
+    """Layout of a tensor over the axes of a result; strides are in elements and 0 along broadcast axes."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -33,7 +33,7 @@ def broadcast_layout(tensor: TensorRecord, rank: int) -> Operand:
 def merge_axes(
     extents: Sequence[int], tensors: Sequence[Operand]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Return extents and strides over the fewest axes, by merging axes that are contiguous in all tensors."""
+    """Return extents and strides over as few axes as possible, merging axes that are contiguous in all tensors."""
     # Axes are in the memory order of the first tensor, outermost first.
     axes = [d for d, n in enumerate(extents) if n > 1]
     axes.sort(key=lambda d: (-abs(tensors[0].stride[d]), d))
@@ -51,7 +51,7 @@ def merge_axes(
 
 
 def apply_functions(functions: Sequence[str], loads: Sequence[Scalar], dtype: str) -> Scalar:
-    """Return a scalar that applies every function once; functions of several arguments combine operands."""
+    """Return a scalar expression that applies every function once; functions of several arguments combine operands."""
     rest, value = list(loads[1:]), loads[0] if loads else Const(0.0, dtype)
     for name in functions:
         if name in _JOINING:
@@ -73,7 +73,7 @@ _JOINING = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "fmod", "
 def elementwise_expression(
     functions: tuple[str, ...], extents: tuple[int, ...], out: Operand, operands: tuple[Operand, ...]
 ) -> TensorExpr:
-    """Return the expression of an element-wise operator."""
+    """Return the expression for an element-wise operator."""
     sizes, strides = merge_axes(extents, (out, *operands))
     axes = tuple(Axis(f"d{n}", size) for n, size in enumerate(sizes)) or (Axis("d0", 1),)
     acc = "float64" if out.dtype == "float64" else "float32"
@@ -99,8 +99,8 @@ def elementwise_expression(
 def elementwise_kernel(
     functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord]
 ) -> tuple[Launch, ...]:
-    """Return the kernel of an element-wise operator; by its bytes if no expression describes it."""
-    # ``also``: bytes written in addition to the result, such as those of a mask.
+    """Return the kernel for an element-wise operator, priced by its bytes if no expression describes it."""
+    # ``also``: bytes written in addition to the result, such as a mask's bytes.
     dtypes = {t.dtype for t in (out, *inputs)}
     count = math.prod(out.shape)
     if not dtypes <= DTYPE_BYTES.keys() or not 0 < count < 2**40:
@@ -146,7 +146,7 @@ def _bytes_by_sectors(extents: tuple[int, ...], out: Operand, operands: tuple[Op
 
 
 def pointwise(*functions: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of an operator that applies ``functions`` to every element of its inputs."""
+    """Return the mapping for an operator that applies ``functions`` to every element of its inputs."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         if not view.inputs:
@@ -157,18 +157,18 @@ def pointwise(*functions: str) -> Callable[[View], tuple[Launch, ...]]:
 
 
 def fill(view: View) -> tuple[Launch, ...]:
-    """Return the kernel that writes a tensor and reads none."""
+    """Return the kernel that writes a tensor without reading any."""
     return (Stream(0.0, total_bytes((view.out,))),)
 
 
 def bernoulli(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of ``aten.bernoulli``, which reads the probabilities if each element has its own."""
+    """Return the kernel for ``aten.bernoulli``, which reads the probabilities if each element has its own."""
     own = not view.in_place and view.overload == "default"
     return elementwise_kernel(("lt",), view.out, view.inputs) if own else fill(view)
 
 
 def copy(view: View) -> tuple[Launch, ...]:
-    """Return the kernel that copies a tensor to another layout or dtype; a copy from the host is only written."""
+    """Return the kernel that copies a tensor to another layout or dtype; a copy from the host only writes."""
     name = "src" if view.packet == "aten.copy" else "self"
     source = view.tensor(name, 1 if name == "src" else 0)
     return fill(view) if source is None else elementwise_kernel((), view.out, (source,))

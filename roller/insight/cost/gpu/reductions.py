@@ -12,8 +12,8 @@ from roller.insight.cost.launches import Kernel, Launch, Stream
 
 
 def reduction(kind: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a reduction of the named kind."""
-    # A reduction over contiguous rows is an expression. Other reductions read their input once, too: libraries give
+    """Return the mapping for a reduction of the named kind."""
+    # A reduction over contiguous rows is an expression. Other reductions also read their input once: libraries give
     # each thread its own columns, and split long columns, or the few rows of a large tensor, among blocks.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
@@ -38,14 +38,14 @@ _SUMMED = frozenset(DTYPE_BYTES) & {"float16", "bfloat16", "float32", "float64"}
 
 
 def nll_loss(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a negative log-likelihood, which reads the classes and one sector of memory per row."""
+    """Return the kernel for a negative log-likelihood, which reads the classes and one memory sector per row."""
     target = view.tensor("target", 1) or view.inputs[-1]
     found = min(element_count(target) * _SECTOR_BYTES, total_bytes(view.inputs[:1]))
     return (Stream(float(found + total_bytes((target,))), total_bytes(view.outputs)),)
 
 
 def nll_loss_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a negative log-likelihood's gradient: zeros, and one element per row."""
+    """Return the kernels for a negative log-likelihood's gradient: zeros, and one element per row."""
     target, whole = view.tensor("target", 2) or view.inputs[-1], total_bytes(view.outputs)
     return (
         Stream(0.0, whole),
@@ -54,7 +54,7 @@ def nll_loss_backward(view: View) -> tuple[Launch, ...]:
 
 
 def elementwise_loss(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of an element-wise loss, and of its mean or sum if requested."""
+    """Return the kernels for an element-wise loss, and for its mean or sum if requested."""
     given = total_bytes(view.inputs)
     if view.argument("reduction", 1) == 0:
         return (Stream(given, total_bytes(view.outputs)),)
@@ -67,7 +67,7 @@ _SMALL_BYTES = 1 << 16
 
 
 def binary_cross_entropy_with_logits(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of binary cross entropy with logits, composed of element-wise operators."""
+    """Return the kernels for binary cross entropy with logits, composed of element-wise operators."""
     # The logarithm of the sigmoid; one minus the target; its product with the input; the difference; then weights and
     # mean.
     x, target, out = total_bytes(view.inputs[:1]), total_bytes(view.inputs[1:2]), total_bytes(view.outputs)
@@ -79,7 +79,7 @@ def binary_cross_entropy_with_logits(view: View) -> tuple[Launch, ...]:
 
 
 def logsumexp(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of ``aten.logsumexp``: maximum, difference, exponential, sum, and small ones."""
+    """Return the kernels for ``aten.logsumexp``: maximum, difference, exponential, sum and small ones."""
     x = float(total_bytes(view.inputs))
     return (Stream(4 * x, 2 * x + total_bytes(view.outputs), _LOG_OF_SUMS_KERNELS),)
 

@@ -15,7 +15,7 @@ _VALUES = ("values", "source", "src", "value")
 
 
 def scatter(adds: bool = False) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a scatter, which writes the indexed elements of a copy unless it is in place."""
+    """Return the mapping for a scatter, which writes the indexed elements of a copy unless it is in place."""
     # ``adds``: whether it reads the old elements, as every operator with ``accumulate`` does.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
@@ -36,7 +36,7 @@ def scatter(adds: bool = False) -> Callable[[View], tuple[Launch, ...]]:
 
 
 def _subtract_sorted_indices(read: float, sort: tuple[Stream, ...], indices: tuple[TensorRecord, ...]) -> float:
-    """Return the bytes read, less the indices if a sort has read them."""
+    """Return the bytes read, without the indices if a sort has already read them."""
     return read - total_bytes(indices[:1]) if sort else float(read)
 
 
@@ -62,7 +62,7 @@ def _written_elements(
 
 
 def masked_scatter(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of ``aten.masked_scatter``: prefix sums of the mask give each true element its value."""
+    """Return the kernels for ``aten.masked_scatter``: prefix sums of the mask give each true element its value."""
     target, mask = view.required_tensor("self", 0), view.required_tensor("mask", 1)
     source, sums = total_bytes((view.tensor("source", 2),)), 8.0 * element_count(mask)
     marks, whole = total_bytes((mask,)), total_bytes((target,))

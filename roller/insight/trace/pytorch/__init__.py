@@ -1,7 +1,6 @@
-"""A trace of a PyTorch model on a device that is not here: operators it would run, and memory it would ask for.
+"""A trace of a PyTorch model on a device that is not here: the operators it would run and the memory it would request.
 
-Tensors of the device are tensors of shapes alone (``meta``), so nothing is computed and nothing is allocated. Two
-modes, both documented by PyTorch, stand between the model and the kernels: one above autograd (``device``), which
-answers as the device would and decides what the device would decide, and one below (``recorder``), which writes down
-what arrives.
+Device tensors have only shapes (``meta``), so nothing is computed or allocated. Two modes, both documented by PyTorch,
+lie between the model and the kernels: one above autograd (``device``), which answers and dispatches as the device
+would, and one below (``recorder``), which records the operators that arrive.
 """

@@ -1,6 +1,6 @@
-"""Chooses the kernel of attention on a device, and calls the operators around it.
+"""Chooses the kernel for attention on a device, and calls the operators around it.
 
-The rule is that of ATen/native/transformers/cuda/sdp_utils.cpp: the first kernel that supports the arguments.
+As in ATen/native/transformers/cuda/sdp_utils.cpp, the first kernel that supports the arguments is chosen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from roller.insight.trace.pytorch import older_softmax
 
 _HALF = (torch.float16, torch.bfloat16)
-#: Most elements of a head in flash attention and in cuDNN's attention.
+#: Maximum number of elements per head in flash attention and in cuDNN's attention.
 _MOST_FLASH_HEAD = 256
 _MOST_CUDNN_HEAD = 128
 #: From this version of cuDNN on, PyTorch prefers its attention on devices of sm_90 and sm_100.
@@ -21,7 +21,7 @@ _PREFERRED_CUDNN = 91500
 
 
 def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of attention, by the operators that run on the device."""
+    """Return the result of attention, computed by the operators that run on the device."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     q, k, v = (given[name] for name in names[:3])
@@ -54,7 +54,7 @@ def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def choose_attention_kernel(target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> str:
-    """Return the kernel of attention: ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``."""
+    """Return the attention kernel: ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``."""
     return str(target.choose(lambda capability: _kernel_by_capability(target, capability, q, k, v, mask)))
 
 
@@ -84,7 +84,7 @@ def _kernel_by_capability(
 
 
 def _head_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    """Return the number that the elements of a head must be a multiple of in the efficient kernel."""
+    """Return the number of which the elements of a head must be a multiple in the efficient kernel."""
     if capability >= (8, 0):
         return 8 if dtype in _HALF else 4
     if capability >= (7, 0) and dtype in _HALF:
@@ -95,7 +95,7 @@ def _head_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
 def _flash_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, drop: float, causal: bool, scale: float | None
 ) -> Any:
-    """Return flash attention, with heads padded to a multiple of 8 and the result cut."""
+    """Run flash attention with heads padded to a multiple of 8, and cut the result back."""
     head = q.shape[-1]
     if head % 8:
         scale = scale if scale is not None else 1 / math.sqrt(head)
@@ -105,7 +105,7 @@ def _flash_attention(
 
 
 def _by_samples(tensor: torch.Tensor) -> torch.Tensor:
-    """Return queries, keys or values as rows of samples, one after the other; a copy where they lie otherwise."""
+    """Return queries, keys or values as rows of samples, one after another; copy them if their layout differs."""
     batch, heads, length, head = tensor.shape
     rows = tensor.transpose(1, 2).reshape(batch * length, heads, head)
     return rows.view(batch, length, heads, head).transpose(1, 2)
@@ -125,7 +125,7 @@ def _expand_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.
 
 
 def _align_bias(bias: torch.Tensor) -> torch.Tensor:
-    """Return a bias whose rows are padded to 16 elements, before it is expanded: only what differs is copied."""
+    """Return a bias whose rows are padded to 16 elements before expansion, so that only distinct ones are copied."""
     last = bias.shape[-1]
     if last % 16 == 0:
         return bias
@@ -136,7 +136,7 @@ def _math_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float, causal: bool, scale: float | None, *,
     widens: bool,
 ) -> Any:  # fmt: skip
-    """Return attention by separate products and a softmax, which autocast does not reach; 16-bit floats may widen."""
+    """Run attention as separate products and a softmax, which autocast does not affect; 16-bit floats may widen."""
     dtype = q.dtype
     if dtype in _HALF and widens:
         q, k, v = q.float(), k.float(), v.float()
@@ -149,7 +149,7 @@ def _math_attention(
     scores = torch.matmul(q * factor, k.transpose(-2, -1) * factor)
     if mask is not None:
         scores = scores.add_(mask)
-        # Before 2.5 it is a plain softmax, rows that are masked as a whole included.
+        # Before 2.5, this is a plain softmax, even for fully masked rows.
         weights = torch.ops.aten._safe_softmax.default(scores, -1) if widens else _softmax(scores)
     else:
         weights = _softmax(scores)
@@ -159,7 +159,7 @@ def _math_attention(
 
 
 def _softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Return a softmax in the dtype of its input: an operator that autocast does not widen."""
+    """Return a softmax in the dtype of its input, by an operator that autocast does not widen."""
     weights: torch.Tensor = torch.ops.aten._softmax.default(scores, -1, False)
     return weights
 
@@ -168,7 +168,7 @@ def _written_out_attention(
     target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float, causal: bool,
     scale: float | None,
 ) -> Any:  # fmt: skip
-    """Return attention as written before fused kernels: a scaled query, two products and a softmax in their dtype."""
+    """Run attention as before fused kernels existed: a scaled query, two products and a softmax in their dtype."""
     scores = torch.matmul(q * (scale if scale is not None else 1 / math.sqrt(q.shape[-1])), k.transpose(-2, -1))
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()

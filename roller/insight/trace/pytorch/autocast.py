@@ -1,7 +1,7 @@
-"""Automatic mixed precision as on the device: the dtypes of operators, and the cache of casts.
+"""Automatic mixed precision as on the device: the dtypes of operators, and the cache for casts.
 
-PyTorch casts in C++ by the backend of a tensor, which a meta tensor lacks, so the rule is repeated here. The lists are
-those of PyTorch's documentation, "CUDA Op-Specific Behavior".
+PyTorch casts in C++ according to the backend of a tensor, which a meta tensor lacks, so the rule is repeated here. The
+lists are from PyTorch's documentation, "CUDA Op-Specific Behavior".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Autocast:
         self._kept.clear()
 
     def cast_arguments(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """Return a call whose arguments have the dtypes of automatic mixed precision."""
+        """Return a call whose arguments have the dtypes required by automatic mixed precision."""
         lower = torch.get_autocast_dtype("cuda")
         if name in _LOWER:
             return func, *self._cast_all(args, kwargs, lower)
@@ -88,7 +88,7 @@ class Autocast:
 
 
 def _is_castable(value: Any) -> bool:
-    """Return whether autocast applies to a value: a floating-point tensor of the device, except float64."""
+    """Return whether autocast applies to a value: a floating-point device tensor, except float64."""
     return (
         isinstance(value, torch.Tensor) and value.is_meta and value.dtype.is_floating_point
         and value.dtype != torch.float64

@@ -1,9 +1,9 @@
-"""Optimizers with states of 8 bits, paged ones, and linear layers of 4 bits, by the published layout of bitsandbytes.
+"""Optimizers with 8-bit or paged states, and 4-bit linear layers, by the published layout of bitsandbytes.
 
 bitsandbytes' kernels need a GPU. These classes have the same names, arguments and bytes, so that an entry file that
-imports them in its place can be forecast; they compute nothing. A state of 8 bits has one float32 for every 256
-elements, and is float32 itself for parameters of less than 4096 elements; 4-bit weights have one 8-bit scale for every
-64 elements, which have one float32 for every 256, and a mean (Dettmers et al., 2022, arXiv:2110.02861; 2023,
+imports them instead can be forecast; they compute nothing. An 8-bit state has one float32 for every 256 elements, and
+is itself float32 for parameters with fewer than 4096 elements. 4-bit weights have one 8-bit scale for every 64
+elements; the scales have one float32 for every 256 of them, and a mean (Dettmers et al., 2022, arXiv:2110.02861; 2023,
 arXiv:2305.14314).
 """
 
@@ -21,7 +21,7 @@ from roller.errors import ModelError
 #: Elements for which an 8-bit state has one scale, from bitsandbytes 0.45 on; elements below which states are float32;
 #: elements from which on a paged optimizer's states are in memory that the driver pages.
 STATE_BLOCK, LEAST_8BIT, LEAST_PAGED = 256, 4096, 100_000
-#: Elements of a 4-bit weight for which there is one scale, and scales for which there is one of their own.
+#: Number of elements of a 4-bit weight per scale, and number of scales per scale of their own.
 WEIGHT_BLOCK, SCALE_BLOCK = 64, 256
 
 
@@ -52,7 +52,7 @@ def _nothing_computed(what: str) -> ModelError:
 #: Updates a parameter and its states in one kernel, by ``tables`` of the numbers that 8 bits stand for;
 #: ``paged_bytes`` of the states are in memory that the driver pages.
 update_block_wise = torch.library.custom_op("roller::update_block_wise", _update, mutates_args=("parameter", "states"))
-#: Returns a weight of 4 bits in a floating-point dtype.
+#: Returns a 4-bit weight in a floating-point dtype.
 dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _dequantize_4bit, mutates_args=())
 #: Returns 8-bit numbers in float32.
 dequantize_8bit = torch.library.custom_op("roller::dequantize_8bit", _dequantize_8bit, mutates_args=())
@@ -62,21 +62,21 @@ dequantize_8bit.register_fake(lambda codes, scales, table: codes.new_empty(codes
 
 
 class BlockWise(torch.optim.Optimizer):
-    """An optimizer whose states have 8 or 32 bits, updated by one kernel for each parameter.
+    """An optimizer with 8-bit or 32-bit states, updated by one kernel per parameter.
 
     Parameters
     ----------
     params
-        As of any optimizer.
+        Parameters, as for any optimizer.
     states
-        Tensors of state for each parameter.
+        Number of state tensors per parameter.
     bits
-        8, or 32 for a paged optimizer without quantisation.
+        Bits per state element: 8, or 32 for a paged optimizer without quantisation.
     is_paged
-        Whether states of 100,000 elements and more lie in memory that the driver pages to the host: the caching
-        allocator does not hold them.
+        Whether states of 100,000 elements or more lie in memory that the driver pages to the host, outside the caching
+        allocator.
     hyperparameters
-        Learning rate and others, which no size depends on.
+        Learning rate and other values that do not affect any size.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class BlockWise(torch.optim.Optimizer):
         return loss
 
     def _new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Return the state of a parameter: on the device all that is not paged."""
+        """Return the state of a parameter; everything that is not paged is on the device."""
         count, narrow = parameter.numel(), self._is_narrow(parameter)
         if narrow and not self._tables:
             self._tables = [torch.empty(256, device=parameter.device) for _ in range(self._states)]
@@ -127,7 +127,7 @@ _ONLY = {"block_wise": True, "percentile_clipping": 100}
 
 
 def _optimizer(name: str, states: int, bits: int, *, is_paged: bool) -> type[BlockWise]:
-    """Return the class of an optimizer of bitsandbytes."""
+    """Return the class for an optimizer of bitsandbytes."""
 
     def __init__(self: BlockWise, params: Iterable[Any], lr: float = 1e-3, **others: Any) -> None:
         for argument, only in _ONLY.items():
@@ -154,12 +154,12 @@ SGD8bit = _optimizer("SGD8bit", 1, 8, is_paged=False)
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion (Chen et al., 2023, arXiv:2302.06675): the sign of an interpolated momentum, one state for each parameter.
+    """Lion (Chen et al., 2023, arXiv:2302.06675): the sign of an interpolated momentum, with one state per parameter.
 
     Parameters
     ----------
     params, lr, betas, weight_decay
-        As of the publication's optimizer.
+        See the publication.
     """
 
     def __init__(
@@ -189,11 +189,11 @@ class Lion(torch.optim.Optimizer):
 
 
 class _Product(Function):
-    """The product of a 4-bit weight, which is widened again in backward; the input is not saved."""
+    """The product with a 4-bit weight, which is widened again in backward; the input is not saved."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, layer: Linear4bit) -> torch.Tensor:
-        """Return (..., outputs)."""
+        """Return the product (..., outputs)."""
         ctx.layer = layer
         return nn.functional.linear(tensor, layer.widened(tensor.dtype), None)
 
@@ -204,18 +204,18 @@ class _Product(Function):
 
 
 class Linear4bit(nn.Module):
-    """A frozen linear layer of 4 bits (NF4 or FP4), as QLoRA has under its adapters.
+    """A frozen 4-bit linear layer (NF4 or FP4), as used by QLoRA below its adapters.
 
     Parameters
     ----------
     input_features, output_features, bias
-        As of ``torch.nn.Linear``.
+        See ``torch.nn.Linear``.
     compute_dtype
-        Dtype of the product; by default the input's.
+        Dtype of the product; by default, the input's dtype.
     compress_statistics
-        Whether the scales are quantised, too (double quantisation).
+        Whether the scales are also quantised (double quantisation).
     quant_type
-        ``"nf4"`` or ``"fp4"``, which have the same bytes.
+        ``"nf4"`` or ``"fp4"``, both of which have the same size.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Linear4bit(nn.Module):
             self.register_buffer("offset", torch.empty(()))
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weight (outputs, inputs) in a floating-point dtype, a temporary."""
+        """Return the weight (outputs, inputs) in a floating-point dtype, as a temporary tensor."""
         scales = self.absmax
         if self.compressed:
             scales = dequantize_8bit(scales, self.nested_absmax, self.nested_code)
@@ -248,7 +248,7 @@ class Linear4bit(nn.Module):
         return dequantize_4bit(self.weight, scales, self.code, self.shape, dtype)
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return (..., outputs) in the dtype of the input."""
+        """Return the outputs (..., outputs) in the dtype of the input."""
         given = tensor.dtype
         tensor = tensor if self.compute_dtype is None else tensor.to(self.compute_dtype)
         result = _Product.apply(tensor, self)

@@ -1,7 +1,7 @@
-"""Counts the calls of a step to trace: until every optimizer has stepped, and the calls repeat.
+"""Counts the calls of a step to trace: until every optimizer has stepped and the calls repeat.
 
-A step that accumulates gradients updates once in several calls; one with varying lengths needs other memory in each.
-Calls are equal if their forwards run the same operators on the same shapes, and the same optimizers step.
+A step that accumulates gradients updates once in several calls, and a step with varying lengths needs different memory
+in each call. Calls are equal if their forwards run the same operators on the same shapes and the same optimizers step.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from roller.insight.trace.pytorch.compat import is_in_place_name
 from roller.insight.trace.trace import Operator
 
-#: Least number of traced calls: the first sets up the state of optimizers.
+#: Minimum number of traced calls, since the first call sets up the state of optimizers.
 LEAST = 2
-#: Most traced calls until all optimizers have stepped twice.
+#: Maximum number of traced calls until all optimizers have stepped twice.
 MOST = 32
-#: Most traced calls until shapes repeat, if all optimizers have stepped.
+#: Maximum number of traced calls until shapes repeat, if all optimizers have stepped.
 MOST_UNLIKE = 16
 
 
@@ -27,11 +27,11 @@ class Call:
     Parameters
     ----------
     first
-        Index of its first operator.
+        Index of the call's first operator.
     forward
-        Hash of the operators and shapes of its forward.
+        Hash of the operators and shapes in the call's forward.
     stepped
-        Numbers of the optimizers that step in it.
+        Numbers of the optimizers that step in the call.
     """
 
     first: int
@@ -46,11 +46,11 @@ class Cycle:
     Parameters
     ----------
     calls
-        Number of calls; those of the last half of the trace if none repeat.
+        Number of calls; if none repeat, number of calls in the last half of the trace.
     steps
-        Number of training steps: calls in which an optimizer steps; all calls if none does.
+        Number of training steps: calls in which an optimizer steps, or all calls if no optimizer steps.
     repeats
-        Whether the calls before were equal.
+        Whether the preceding calls were equal to these.
     """
 
     calls: int
@@ -59,12 +59,12 @@ class Cycle:
 
     @property
     def calls_per_step(self) -> float:
-        """Calls per training step."""
+        """Number of calls per training step."""
         return self.calls / self.steps
 
 
 def forward_hash(operators: Sequence[Operator]) -> int:
-    """Return a hash of the operators and shapes of a call's forward, without those that clear gradients."""
+    """Return a hash of the operators and shapes in a call's forward, excluding operators that clear gradients."""
     return hash(
         tuple(
             (o.name, *(t.shape for t in o.outputs))
@@ -75,11 +75,11 @@ def forward_hash(operators: Sequence[Operator]) -> int:
 
 
 def find_cycle(calls: Sequence[Call], optimizers: frozenset[int]) -> Cycle | None:
-    """Return the shortest cycle at the end of a trace in which all given optimizers step; ``None`` if there is none.
+    """Return the shortest cycle at a trace's end in which all given optimizers step; ``None`` if there is none.
 
     Examples
     --------
-    For three calls that accumulate, and a fourth that steps, eight calls are needed.
+    If three calls accumulate and a fourth steps, eight calls are needed.
 
     >>> calls = [Call(n, 7, frozenset([0]) if n % 4 == 3 else frozenset()) for n in range(8)]
     >>> [find_cycle(calls[:n], frozenset([0])) is not None for n in (2, 4, 7, 8)]
@@ -97,7 +97,7 @@ def find_cycle(calls: Sequence[Call], optimizers: frozenset[int]) -> Cycle | Non
 
 
 def final_cycle(calls: Sequence[Call], optimizers: frozenset[int]) -> Cycle:
-    """Return the cycle at the end of a trace; if nothing repeats, the steps of its last half."""
+    """Return the cycle at the end of a trace; if nothing repeats, return the steps in its last half."""
     found = find_cycle(calls, optimizers) if len(calls) > 1 else None
     if found is not None:
         return found
@@ -129,7 +129,7 @@ def is_trace_complete(calls: Sequence[Call], optimizers: frozenset[int]) -> bool
 def cycle_notes(
     calls: Sequence[Call], cycle: Cycle, names: dict[int, str], optimizers: frozenset[int]
 ) -> Iterator[str]:
-    """Yield notes on calls that differ, and on optimizers that do not step."""
+    """Yield notes on calls that differ and on optimizers that do not step."""
     done = frozenset().union(*(call.stepped for call in calls))
     count = len(calls)
     for number in sorted(optimizers - done):
@@ -169,7 +169,7 @@ def no_update_note(count: int) -> str:
 
 
 def _end_with_step(calls: Sequence[Call]) -> bool:
-    """Return whether calls end with an optimizer's step, or contain none."""
+    """Return whether calls end with an optimizer's step or contain no such step."""
     return bool(calls[-1].stepped) or not any(call.stepped for call in calls)
 
 

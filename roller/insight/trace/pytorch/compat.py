@@ -1,4 +1,4 @@
-"""Private names of PyTorch, and names that move between releases; no other module of this package imports them."""
+"""Private names of PyTorch, and names that move between releases; no other module in this package imports them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ backward_functions = ((torch.autograd, "backward"), (torch.autograd, "grad"))
 
 
 def default_device() -> torch.device | None:
-    """Return the device of ``torch.set_default_device``; ``None`` if there is none."""
+    """Return the device set by ``torch.set_default_device``; ``None`` if there is none."""
     context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
     return None if context is None else context.device
 
@@ -44,11 +44,12 @@ def without_torch_function() -> AbstractContextManager[Any]:
 def without_override_check(function: Any) -> Callable[..., Any] | None:
     """Return a Python function of PyTorch without its check for overrides; ``None`` if it has no check.
 
-    The functions it calls must reach the mode, but the function itself would recurse.
+    The functions that it calls must reach the mode, but the function itself would recurse.
     """
-    # Functions that check through a module (those that set initial values) are not found, and need no mode inside.
+    # Functions that check through a module (those that set initial values) are not found, and do not need the mode
+    # inside.
     guards = [name for name in _GUARDS if name in function.__code__.co_names and name in function.__globals__]
-    # A method that calls that of its base in C++ would be called back by it.
+    # A method that calls its base's C++ method would be called back by that method.
     if not guards or "super" in function.__code__.co_names:
         return None
     names = {**function.__globals__, **dict.fromkeys(guards, _return_false)}
@@ -63,7 +64,7 @@ def _return_false(*_: Any) -> bool:
 
 @cache
 def schema_arguments(overload: Any) -> tuple[tuple[str, bool, Any], ...]:
-    """Return the name, whether it can be positional, and the default of every argument in the schema."""
+    """Return, for each argument in the schema, its name, whether it can be positional, and its default."""
     return tuple(
         (argument.name, not argument.kwarg_only, argument.default_value if argument.has_default_value() else None)
         for argument in overload._schema.arguments
@@ -89,7 +90,7 @@ def returns_only_views(overload: Any) -> bool:
 
 @cache
 def has_device_argument(overload: Any) -> bool:
-    """Return whether an overload has an argument ``device``."""
+    """Return whether an overload has a ``device`` argument."""
     return any(argument.name == "device" for argument in overload._schema.arguments)
 
 
@@ -100,10 +101,10 @@ def is_in_place_name(name: str) -> bool:
 
 
 def next_sequence_number() -> int:
-    """Return the number that the next node of the autograd graph of this thread gets."""
+    """Return the number that the next node in this thread's autograd graph will get."""
     return int(torch.autograd._get_sequence_nr())
 
 
 def node_sequence_number(node: Any) -> int:
-    """Return the number of a node of the autograd graph; -1 where it tells none."""
+    """Return the number of a node in the autograd graph; -1 if the node does not have one."""
     return int(node._sequence_nr()) if hasattr(node, "_sequence_nr") else -1

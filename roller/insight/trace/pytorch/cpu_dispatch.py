@@ -21,7 +21,7 @@ FACTORIES = frozenset(
 
 
 def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return attention as ATen/native/transformers/sdp_utils_cpp.cpp chooses it: in blocks, or by separate products."""
+    """Run attention as chosen by ATen/native/transformers/sdp_utils_cpp.cpp: in blocks or as separate products."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     q, k, v = (given[name] for name in names[:3])
@@ -51,7 +51,7 @@ def _supports_blocked_attention(
 
 
 def dispatch_lstm(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return output and last state of an LSTM: one operator per layer and direction."""
+    """Return the output and last state of an LSTM, with one operator per layer and direction."""
     if not isinstance(args[3], bool):  # packed sequences go cell by cell
         return NotImplemented
     inputs, (hx, cx), weights, biased, layers, dropout, train, both, batch_first = args
@@ -87,7 +87,7 @@ def dispatch_lstm(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _cpu_batch_norm(func: Any, tensor: torch.Tensor, *args: Any) -> Any:
-    """Return the results of the CPU kernel, which has no moments in inference."""
+    """Return the results of the CPU kernel, which does not return moments in inference."""
     normed, mean, deviation = func(tensor, *args)
     training = args[4]
     return (normed, mean, deviation) if training else (normed, mean.new_empty(0), deviation.new_empty(0))
@@ -100,11 +100,11 @@ def _cpu_rnn_layer(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _cpu_rnn_layer_backward(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return contiguous gradients of the inputs' shapes, unlike PyTorch's meta kernel."""
+    """Return contiguous gradients with the inputs' shapes, unlike PyTorch's meta kernel."""
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in args[:7])
 
 
-#: Operators whose results on meta tensors differ from those of a CPU -> their CPU results.
+#: Operators whose results on meta tensors differ from CPU results -> their CPU results.
 RULES: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: _cpu_batch_norm,
     torch.ops.aten.mkldnn_rnn_layer.default: _cpu_rnn_layer,

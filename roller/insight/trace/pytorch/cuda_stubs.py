@@ -26,7 +26,7 @@ _MEMORY = (
 
 
 class Stream:
-    """A stream that is the same as every other."""
+    """A stream that behaves as the only one."""
 
     device_index, stream_id, cuda_stream, priority = 0, 0, 0, 0
 
@@ -38,7 +38,7 @@ class Stream:
     wait_stream = wait_event = synchronize = _do_nothing
 
     def query(self) -> bool:
-        """Return whether all work is done: always."""
+        """Return whether all work is done, which is always the case."""
         return True
 
     def record_event(self, event: Any = None) -> Any:
@@ -46,11 +46,11 @@ class Stream:
         return event or Event()
 
     def __enter__(self) -> Stream:
-        """Make the stream current, without effect."""
+        """Make the stream current; this has no effect."""
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Make the previous stream current, without effect."""
+        """Make the previous stream current; this has no effect."""
 
 
 class Event:
@@ -63,7 +63,7 @@ class Event:
     record = wait = synchronize = _do_nothing
 
     def query(self) -> bool:
-        """Return whether the event has completed: always."""
+        """Return whether the event has completed, which is always the case."""
         return True
 
     def elapsed_time(self, _: Any) -> float:
@@ -72,7 +72,7 @@ class Event:
 
 
 class Scope(nullcontext[None]):
-    """A context of the current device, of which there is one."""
+    """A context for the current device, of which there is only one."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Scope(nullcontext[None]):
 def cuda_function_stubs(
     host: bool, capability: Callable[[], tuple[int, int]], note: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    """Return stubs of the functions of ``torch.cuda``, by name."""
+    """Return stubs for the functions of ``torch.cuda`` by name."""
 
     class Own(Stream):  # PyTorch's modules ask for classes of these names
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -145,7 +145,7 @@ def cuda_function_stubs(
 
 
 def accelerator_stubs(host: bool) -> Mapping[str, Any]:
-    """Return stubs of the functions of ``torch.accelerator``, by name; calls from PyTorch's own code pass through.
+    """Return stubs for the functions of ``torch.accelerator`` by name; let calls from PyTorch's own code pass through.
 
     PyTorch also queries the accelerator in C++, which cannot be stubbed.
     """
@@ -172,7 +172,7 @@ def accelerator_stubs(host: bool) -> Mapping[str, Any]:
 
 
 def nvtx_stubs() -> Mapping[str, Any]:
-    """Return stubs of the functions of ``torch.cuda.nvtx``, by name."""
+    """Return stubs for the functions of ``torch.cuda.nvtx`` by name."""
     return {
         "range_push": lambda *_, **__: 0, "range_pop": lambda *_, **__: 0, "mark": lambda *_, **__: None,
         "range": lambda *_, **__: nullcontext(),

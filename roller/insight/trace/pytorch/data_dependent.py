@@ -1,4 +1,4 @@
-"""Data-dependent values: few are known, others take a declared default.
+"""Data-dependent values: a few are known, and the others take a declared default.
 
 An operator whose result depends on values (``item``, ``nonzero``) never fails: it gets the default, and the report
 names the line. Values that follow from inputs and constants are known (``known_values``).
@@ -32,14 +32,14 @@ class Values:
     Parameters
     ----------
     share_nonzero
-        Share of a mask's elements that are true, if a shape depends on it; ``None`` counts known values, and takes all
-        as true if they are unknown.
+        Share of a mask's elements that are true, if a shape depends on it; with ``None``, known values are counted, and
+        unknown ones are all taken as true.
     where
-        Returns the current location in the model, for warnings.
+        Function that returns the current location in the model, for warnings.
     rules
         Results of operators on the traced device that differ from those on meta tensors.
     hosted
-        Whether the host is another device than the traced one.
+        Whether the host is a different device from the traced one.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Values:
         }
 
     def run_operator(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
-        """Return the result of an operator on meta tensors; ``ours`` is whether an argument is on the device."""
+        """Return an operator's result on meta tensors; ``ours`` says whether an argument is on the device."""
         rule = self._rules.get(func)
         if rule in (self._unscale, self._update_scale):
             return rule(func, *args, **kwargs)
@@ -133,7 +133,7 @@ class Values:
         self.warnings[f"{self._where()}: {what}"] = None
 
     def read_unknown(self, dtype: torch.dtype, what: str) -> Any:
-        """Return the declared default of an unknown value that is read, with a warning."""
+        """Return the declared default for an unknown value that is read, with a warning."""
         return self._warn_of_default(host_tensors.default_value(dtype), what)
 
     def _warn_of_default(self, value: Any, what: str) -> Any:
@@ -281,7 +281,7 @@ class Values:
         return cx.new_empty(cx.shape), cx.new_empty(cx.shape), gates.new_empty(gates.shape)
 
     def _ctc_loss_backward(self, func: Any, grad: torch.Tensor, log_probs: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """Return gradients (frames, batch, letters); PyTorch has no kernel of this operator for meta tensors."""
+        """Return gradients (frames, batch, letters); PyTorch does not have a meta kernel for this operator."""
         return torch.empty(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)
 
     def _unscale(self, func: Any, *_: Any) -> None:

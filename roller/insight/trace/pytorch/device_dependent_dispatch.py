@@ -14,7 +14,7 @@ from roller.insight.trace.pytorch import attention, older_softmax, recurrent
 from roller.insight.trace.pytorch.image_layouts import suggested_layout
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 
-#: Most samples of cuDNN's batch norm, as in ATen/native/Normalization.cpp.
+#: Maximum number of samples in cuDNN's batch norm, as in ATen/native/Normalization.cpp.
 _MOST_BATCH_TRAINING, _MOST_BATCH_INFERENCE = 880801, 65535
 
 
@@ -34,11 +34,11 @@ class Target:
     sm
         Compute capability of the GPU; (0, 0) for a CPU.
     cudnn
-        Version of cuDNN in PyTorch's format; 0 for none.
+        cuDNN version in PyTorch's format; 0 for none.
     attention
-        Kernel of attention: ``"auto"``, ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``.
+        Attention kernel: ``"auto"``, ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``.
     release
-        Release of PyTorch whose rules decide what is saved and allocated.
+        PyTorch release whose rules decide what is saved and allocated.
     """
 
     sm: tuple[int, int] = (8, 0)
@@ -50,19 +50,19 @@ class Target:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Compute capability, for the user's code: what it decides by it is unknown, so no other is alike."""
+        """Compute capability for the user's code; no other device is alike, since the code's decisions are unknown."""
         self.alike.clear()
         return self.sm
 
     def choose(self, choice: Callable[[tuple[int, int]], str]) -> str:
-        """Return a choice by the capability, and keep the capabilities for which it is the same."""
+        """Return a choice by compute capability, and keep the capabilities for which the choice is the same."""
         found = choice(self.sm)
         self.alike.intersection_update([other for other in self.alike if choice(other) == found])
         return found
 
     @property
     def type(self) -> str:
-        """Type of the device of a tensor."""
+        """Device type of a tensor."""
         return "cpu" if self.sm == HOST else "cuda"
 
 
@@ -76,7 +76,7 @@ def dispatch_dropout(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def dispatch_batch_norm(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run batch norm by cuDNN if it supports the arguments, else by PyTorch's own kernel."""
+    """Run batch norm with cuDNN if it supports the arguments, otherwise with PyTorch's own kernel."""
     tensor, weight, bias, mean, variance, training, momentum, eps, enabled = args
     given = weight is not None and bias is not None
     statistics = mean is not None and variance is not None

@@ -1,6 +1,6 @@
 """Function mode above autograd that makes calls of PyTorch behave as on the traced device.
 
-A tensor of the device reports ``cuda``, or ``cpu`` if that is traced; a named device is replaced by ``meta``; the
+A device tensor reports ``cuda``, or ``cpu`` if the CPU is traced; a named device is replaced with ``meta``; the
 device-dependent C++ dispatch of PyTorch (dropout, batch norm, attention, recurrent layers, autocast) follows the
 device's rules.
 """
@@ -40,16 +40,16 @@ _CONSTRUCTORS = frozenset(f.__name__ for f in device_constructors())
 
 
 class DeviceMode(TorchFunctionMode):
-    """Makes ``meta`` tensors behave as tensors of the device while it is active.
+    """Makes ``meta`` tensors behave like device tensors while the mode is active.
 
     Parameters
     ----------
     target
         Properties that decide which kernels the device runs.
     origins
-        Stores the origin of every result in the autograd graph.
+        Tracker that stores the origin of every result in the autograd graph.
     values
-        Provides the defaults of values that are read.
+        Provider of defaults for values that are read.
     """
 
     def __init__(self, target: Target, origins: OriginTracker, values: Values) -> None:
@@ -93,7 +93,7 @@ class DeviceMode(TorchFunctionMode):
     def _dispatch(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("tolist", "numpy", "cuda", "cpu"):
             return self._move_tensor(func, name, args, kwargs)
-        if name == "pin_memory":  # of a tensor of the host, which stays there
+        if name == "pin_memory":  # of a host tensor, which stays there
             return args[0] if args[0].is_meta else args[0].clone()
         if name == "is_pinned":
             return not args[0].is_meta
@@ -122,7 +122,7 @@ class DeviceMode(TorchFunctionMode):
         return copied if name == "cpu" else self._move_tensor(func, name, (copied, *args[1:]), kwargs)
 
     def _set_data(self, func: Any, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Set the data of a tensor, also from the host to the device or back."""
+        """Set the data of a tensor, including from the host to the device or back."""
         if tensor.is_meta == value.is_meta:
             func(tensor, value)
             return
@@ -133,7 +133,7 @@ class DeviceMode(TorchFunctionMode):
             torch.utils.swap_tensors(tensor, twin)
 
     def _replace_devices(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Replace the traced device in the arguments of a call by ``meta``."""
+        """Replace the traced device in a call's arguments with ``meta``."""
         if "device" in kwargs and self._is_traced_device(kwargs["device"]):
             kwargs["device"] = _META
         if self.host and name in cpu_dispatch.FACTORIES and kwargs.get("device") is None:
@@ -156,12 +156,12 @@ class DeviceMode(TorchFunctionMode):
         return device is not None and self._is_traced_device(device)
 
     def _is_traced_device(self, device: Any) -> bool:
-        """Return whether a device is the traced one: any GPU is, the host if it is traced. Count named GPUs."""
+        """Return whether a device is the traced one: any GPU, or the host if it is traced. Count named GPUs."""
         if isinstance(device, str):
             kind, _, number = device.partition(":")
             device = torch.device(kind, int(number)) if number.isdigit() else torch.device(kind)
         if isinstance(device, torch.device):
-            if device.type == "cuda" and device is not self.name:  # ``self.name`` is what traced tensors answer
+            if device.type == "cuda" and device is not self.name:  # traced tensors answer with ``self.name``
                 self._count_gpu(device.index or 0)
             return device.type == "cuda" or (device.type == "cpu" and self.host)
         is_number = isinstance(device, int) and not isinstance(device, bool) and not self.host
@@ -179,13 +179,13 @@ class DeviceMode(TorchFunctionMode):
 
 
 def _make_with_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return a tensor of the device that is created from numbers, with its known values."""
+    """Return a device tensor created from numbers, with its known values."""
     made = func(*args, **kwargs)
     if made.is_meta and made.numel() <= known_values.MOST_FOLLOWED and not isinstance(args[0], torch.Tensor):
         with without_modes():
             try:
                 known_values.set_known_value(made, func(*args, **{**kwargs, "device": "cpu"}).detach())
-            except (TypeError, ValueError, RuntimeError):  # made of tensors of the device, or of a kind without numbers
+            except (TypeError, ValueError, RuntimeError):  # made of device tensors, or of a kind without numbers
                 known_values.discard_known_value(made)
     return made
 

@@ -1,4 +1,4 @@
-"""Operators of other libraries with data-dependent output size, e.g. non-maximum suppression of boxes."""
+"""Operators from other libraries with data-dependent output size, e.g. non-maximum suppression of boxes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_data_dependent_error(error: Exception) -> bool:
 
 
 def largest_result(func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
-    """Return an operator's largest result, with one row for each row of its first argument, and their number."""
+    """Return an operator's largest result, with one row per row of its first argument, and the number of rows."""
     rows = next((t.shape[0] for t in iterate_tensors((*args, *kwargs.values())) if t.dim()), 1)
     mode = FakeTensorMode(shape_env=ShapeEnv())
 

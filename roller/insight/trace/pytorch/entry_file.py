@@ -1,8 +1,8 @@
-"""Traces an entry file: three functions of the user that return a model, a batch, and a step.
+"""Traces an entry file: three functions by the user that return a model, a batch and a step.
 
 ``model_provider()`` returns the module, ``input_provider(batch_size=16)`` the inputs of one step, and
-``iteration_provider(model)`` a function that runs a step on such inputs. A CUDA device there is the traced one. The
-names that DeepView and Skyline give the functions (``deepview_model_provider``) are read as well.
+``iteration_provider(model)`` a function that runs a step on such inputs. A CUDA device in the file stands for the
+traced device. The function names used by DeepView and Skyline (``deepview_model_provider``) are also accepted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_retracer(
     calls: int | None = None,
     torch_release: str | None = None,
 ) -> Retracer[T]:
-    """Return the retracer of an entry file's step: see :func:`roller.insight.tracing.trace_entry`."""
+    """Return the retracer for an entry file's step; see :func:`roller.insight.tracing.trace_entry`."""
     return make_retracer_of_module(
         load_entry_file(Path(path)), path, wrap, batch=batch, device=device, amp=amp, checkpoint=checkpoint,
         calls=calls, torch_release=torch_release,
@@ -70,7 +70,7 @@ def make_retracer_of_module(
     calls: int | None = None,
     torch_release: str | None = None,
 ) -> Retracer[T]:
-    """Return the retracer of the step of a module that has all providers."""
+    """Return the retracer for the step of a module that has all providers."""
     size = default_batch_size(module) if batch is None else batch
     first = TraceOptions(size, device, amp or "fp32", checkpoint, torch_release)
     lasting = weakref.WeakSet(v for v in vars(module).values() if isinstance(v, torch.nn.Module))
@@ -106,7 +106,7 @@ def _trace_entry(
                 session.name_storages(model, inputs)
             with translate_errors("iteration_provider failed", session.origins), session.registrations.watching():
                 step = module.iteration_provider(model)
-                session.name_storages(model)  # with what was added to it
+                session.name_storages(model)  # with later additions
             session.registered = {**session.registered, **session.registrations.lines(model)}
 
             def run_step() -> None:
@@ -124,13 +124,13 @@ def _trace_entry(
     )  # fmt: skip
 
 
-#: Variables that set the caching allocator; the first one is of PyTorch 2.9 and later.
+#: Variables that configure the caching allocator; the first one is used by PyTorch 2.9 and later.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @contextmanager
 def own_allocator(module: ModuleType) -> Iterator[None]:
-    """Keep the settings of the caching allocator that an entry file makes while it is loaded, for that file alone."""
+    """Keep an entry file's allocator settings, made while it is loaded, for that file alone."""
     before = {name: os.environ.pop(name, None) for name in _ALLOCATOR_VARIABLES}
     try:
         yield
@@ -146,7 +146,7 @@ def own_allocator(module: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def default_dtype_and_device(module: ModuleType) -> Iterator[None]:
-    """Set the default dtype, device and switches of TF32 of an entry file, and restore the previous ones."""
+    """Set an entry file's default dtype, device and TF32 switches, and restore the previous ones."""
     before = (torch.get_default_dtype(), default_device())
     dtype, device = getattr(module, "_roller_defaults", before)
     try:
@@ -163,12 +163,12 @@ def default_dtype_and_device(module: ModuleType) -> Iterator[None]:
 
 
 def default_batch_size(module: ModuleType) -> int:
-    """Return the batch size that is the default of ``input_provider``."""
+    """Return the default batch size of ``input_provider``."""
     return int(inspect.signature(module.input_provider).parameters["batch_size"].default)
 
 
 def check_batch_size(module: ModuleType, batch: int | None, inputs: Any) -> None:
-    """Raise an error if the inputs do not have the batch size: the throughput would be that of another batch."""
+    """Raise an error if the inputs have a different batch size, for which the throughput would be wrong."""
     usual, shapes = default_batch_size(module), [tuple(t.shape) for t in iterate_tensors(inputs)]
     if batch in (None, usual) or not shapes:
         return
@@ -180,7 +180,7 @@ def check_batch_size(module: ModuleType, batch: int | None, inputs: Any) -> None
 
 
 class _Fresh(SourceFileLoader):
-    """Loader without a bytecode cache, which may be that of an older file of the same second and size."""
+    """Loader without a bytecode cache, which may belong to an older file with the same second and size."""
 
     def get_code(self, fullname: str) -> Any:
         """Return the code of the file."""
@@ -189,7 +189,7 @@ class _Fresh(SourceFileLoader):
 
 
 def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[None]] = translate_errors) -> ModuleType:
-    """Return the module of an entry file, which has all providers; ``errors`` translates what loading it raises."""
+    """Return the module of an entry file, which has all providers; ``errors`` translates exceptions from loading it."""
     if not path.is_file():
         raise ModelError(f"{path}: expected an entry file, got none. Pass the path of a Python file.")
     path = path.absolute()  # the file may change the working directory
@@ -218,7 +218,7 @@ def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[Non
 
 
 def _check_providers(path: Path) -> None:
-    """Raise an error for a program without providers before it runs: a training script would train."""
+    """Raise an error for a program without providers before it runs, since a training script would train."""
     if is_script(path):
         raise ModelError(
             f"{path}: expected an entry file, got a program that defines none of {', '.join(PROVIDERS)}. "

@@ -1,8 +1,8 @@
-"""Tensors of the host during a trace: small ones are computed, large ones are memory that is never touched.
+"""Host tensors during a trace: small ones are computed, and large ones are memory that is never touched.
 
-A model is built and cast on the host before it is moved to the device, which costs the device nothing. Weights of
-billions of elements are allocated but never written, so their pages do not exist. An operator that reads such a tensor
-returns another one without values, or a small one filled with a declared default.
+A model is built and cast on the host before it is moved to the device, at no cost to the device. Weights with billions
+of elements are allocated but never written, so their pages do not exist. An operator that reads such a tensor returns
+another one without values, or a small one filled with a declared default.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from roller.insight.trace.pytorch.compat import (
     written_arguments,
 )
 
-#: Most elements of a tensor of the host that is computed; larger ones have no values.
+#: Maximum number of elements of a host tensor that is computed; larger tensors have no values.
 MOST_COMPUTED = 1 << 16
 _UNKNOWN = "_roller_unknown"
 
 
 class Building(TorchDispatchMode):
-    """Runs the host's operators, for a model that is built outside of a trace."""
+    """Runs host operators for a model that is built outside a trace."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator."""
@@ -54,7 +54,7 @@ def run_on_host(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def has_unknown_values(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor of the host has no values."""
+    """Return whether a host tensor has no values."""
     return (
         not tensor.is_meta and tensor.layout is torch.strided
         and _UNKNOWN in tensor.untyped_storage().__dict__
@@ -62,14 +62,14 @@ def has_unknown_values(tensor: torch.Tensor) -> bool:
 
 
 def tensor_without_values(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of the host without values; a small one is filled with the declared default."""
+    """Return a host tensor without values; a small one is filled with the declared default."""
     made = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
     forget_values(made)
     return made
 
 
 def forget_values(tensor: torch.Tensor) -> None:
-    """Mark the values of a tensor of the host as unknown."""
+    """Mark the values of a host tensor as unknown."""
     if tensor.layout is not torch.strided:
         return
     storage = tensor.untyped_storage()
@@ -80,7 +80,7 @@ def forget_values(tensor: torch.Tensor) -> None:
 
 
 def default_value(dtype: torch.dtype) -> Any:
-    """Return the declared default of an unknown value: False for a flag, 1 for a number."""
+    """Return the declared default for an unknown value: False for a flag, 1 for a number."""
     return False if dtype is torch.bool else 1.0 if dtype.is_floating_point or dtype.is_complex else 1
 
 
@@ -125,7 +125,7 @@ def _run_in_place(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _run_on_meta(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return tensors without values, of the shapes of an operator's result."""
+    """Return tensors without values that have the shapes of an operator's result."""
 
     def to_meta(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_meta:

@@ -1,4 +1,4 @@
-"""Layouts of results that PyTorch's meta kernels give otherwise than a GPU's: convolutions keep channels innermost."""
+"""Layouts of results that differ between PyTorch's meta and GPU kernels: convolutions keep channels innermost."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ _INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def with_layout_of_gpu(func: Any, args: Any, result: Any) -> Any:
-    """Return the result of an operator in the layout that it has on a GPU.
+    """Return an operator's result in the layout that it would have on a GPU.
 
-    A convolution has channels innermost where its image or its filters have, as in
-    ``cudnn_conv_suggest_memory_format`` (ATen/native/ConvUtils.h); the meta kernel of a device it does not know
-    returns planes of channels.
+    A convolution has channels innermost if its image or its filters do, as in ``cudnn_conv_suggest_memory_format``
+    (ATen/native/ConvUtils.h); the meta kernel for an unknown device returns channel planes.
 
     Examples
     --------
@@ -41,9 +40,9 @@ def _has_layout(tensors: tuple[torch.Tensor, ...], layout: torch.memory_format) 
 
 
 def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
-    """Return the layout that the strides of an image suggest, as ``Tensor::suggest_memory_format`` of ATen does.
+    """Return the layout suggested by an image's strides, as ATen's ``Tensor::suggest_memory_format`` does.
 
-    Slices have gaps between their pixels: they are in the order of a layout without being contiguous in it.
+    Slices have gaps between their pixels; they have the order of a layout without being contiguous.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Known values of small tensors of the device: inputs, constants, and results computed from them.
+"""Known values of small device tensors: inputs, constants, and results computed from them.
 
-A step may branch on values: a mask of all ones is skipped, lengths cut a batch. A meta storage has a twin storage on
-the host as long as its values are known; views of the one are views of the other.
+A step may branch on values: a mask of all ones is skipped, or lengths cut a batch. A meta storage has a twin storage on
+the host as long as its values are known; views of one are views of the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from roller.insight.trace.pytorch.compat import (
     written_arguments,
 )
 
-#: Most elements of a tensor whose values are tracked.
+#: Maximum number of elements of a tensor whose values are tracked.
 MOST_FOLLOWED = 1 << 18
 _KNOWN = "_roller_known"
 _ASSUMED = "_roller_assumed"
@@ -47,7 +47,7 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def set_known_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Set the values of a tensor of the device that fills its storage."""
+    """Set the values of a device tensor that fills its storage."""
     if tensor.layout is not torch.strided or value.layout is not torch.strided:
         return
     own = tensor.untyped_storage()
@@ -58,7 +58,7 @@ def set_known_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def discard_known_value(tensor: torch.Tensor) -> None:
-    """Mark the values of a tensor of the device as unknown."""
+    """Mark the values of a device tensor as unknown."""
     with without_torch_function():
         if tensor.layout is torch.strided:
             tensor.untyped_storage().__dict__.pop(_KNOWN, None)
@@ -74,9 +74,9 @@ def discard_written_values(func: Any, args: Any, kwargs: Any) -> None:
 
 
 def compute_from_known_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return an operator's result on the host if all its arguments are known; else ``NotImplemented``.
+    """Return an operator's result on the host if all its arguments are known, otherwise ``NotImplemented``.
 
-    Known values of written arguments are updated.
+    Update the known values of written arguments.
     """
     if func in _EMPTY or torch.Tag.nondeterministic_seeded in func.tags:
         return NotImplemented
@@ -103,15 +103,15 @@ def compute_from_known_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def assumed_value(tensor: torch.Tensor) -> Any:
-    """Return the assumed value of the elements of a tensor of the device without known values."""
+    """Return the assumed value for the elements of a device tensor without known values."""
     found = tensor.untyped_storage().__dict__.get(_ASSUMED) if tensor.layout is torch.strided else None
     return host_tensors.default_value(tensor.dtype) if found is None else found
 
 
 def assume_flag(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Assume that a flag computed from unknown numbers has its value for their declared defaults: 1.0 is finite.
+    """Assume that a flag computed from unknown numbers has the value given by their declared defaults: 1.0 is finite.
 
-    All elements of a tensor are assumed to be equal, so one is computed.
+    All elements of a tensor are assumed to be equal, so only one is computed.
     """
     if not isinstance(result, torch.Tensor) or result.dtype is not torch.bool or result.layout is not torch.strided:
         return
@@ -131,7 +131,7 @@ def assume_flag(func: Any, args: Any, kwargs: Any, result: Any) -> None:
 
 
 def propagate_known_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Set the values of an operator's result that follow from those of its arguments."""
+    """Set the values of an operator's result that follow from its arguments' values."""
     made = [t for t in host_tensors.iterate_tensors((result,)) if t.is_meta]
     if any(t.numel() > MOST_FOLLOWED for t in made):
         discard_written_values(func, args, kwargs)
@@ -157,7 +157,7 @@ def _written_tensors(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 def _allocate_known_values(tensor: torch.Tensor) -> None:
-    """Allocate known values for a tensor of the device that fills its storage and is fully overwritten."""
+    """Allocate known values for a device tensor that fills its storage and is fully overwritten."""
     storage = tensor.untyped_storage()
     whole = tensor.layout is torch.strided and tensor.numel() * tensor.element_size() == storage.nbytes()
     if whole and _KNOWN not in storage.__dict__ and tensor.numel() <= MOST_FOLLOWED:

@@ -1,8 +1,8 @@
-"""Cache of the results of operators on meta tensors, by the layout of their arguments.
+"""Cache for the results of operators on meta tensors, by the layout of their arguments.
 
 Many of PyTorch's meta kernels are written in Python and take most of a trace's time, while a step calls the same
-operators on the same shapes layer after layer. A result is cached only if it follows from layouts: ATen operators on
-strided meta tensors that return new tensors, or the arguments that they write.
+operators on the same shapes layer after layer. A result is cached only if it follows from layouts: for ATen operators
+on strided meta tensors that return new tensors or the arguments that they write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _NoKeyError(Exception):
 
 
 class MetaResultCache:
-    """Runs operators on meta tensors, and returns cached results for arguments of a known layout.
+    """Runs operators on meta tensors, and returns cached results for arguments with a known layout.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class MetaResultCache:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
-        # Another active mode has to see what the operator calls.
+        # Another active mode has to see the operator's calls.
         if kind is _Kind.UNFIT or torch._C._len_torch_dispatch_stack():
             return func(*args, **kwargs)
         tensors: list[torch.Tensor] = []
@@ -94,7 +94,7 @@ def _key_of_call(args: Any, kwargs: Any, tensors: list[torch.Tensor], kind: _Kin
 
 
 def _key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
-    """Return the part of a key for an argument; its tensors are appended to ``tensors``."""
+    """Return an argument's part of a key; append its tensors to ``tensors``."""
     if isinstance(value, torch.Tensor):
         if (
             type(value) not in _PLAIN or not value.is_meta or value.layout is not torch.strided
@@ -112,7 +112,7 @@ def _key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
 
 
 def _recipe(result: Any, tensors: list[torch.Tensor], kind: _Kind) -> Any:
-    """Return a description from which :func:`_repeat` makes an equal result; ``None`` if there is none."""
+    """Return a description from which :func:`_repeat` recreates an equal result; ``None`` if there is none."""
     if result is None:
         return (None,)
     if isinstance(result, torch.Tensor):

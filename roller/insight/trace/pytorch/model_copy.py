@@ -1,4 +1,4 @@
-"""Copies a model with its parameters and buffers on the device; the model itself is not changed."""
+"""Copies a model to the device with its parameters and buffers; the original model is not changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roller.insight.trace.pytorch.unsupported_wrappers import unwrap_compiled
 
 
 def build_model(model: Any, said: Callable[[str], None]) -> torch.nn.Module:
-    """Return the module itself, or the result of a function, without the wrapper of ``torch.compile``."""
+    """Return the module itself or the result of a function, without the wrapper of ``torch.compile``."""
     if isinstance(model, torch.nn.Module):
         return unwrap_compiled(model, said)
     if not callable(model):
@@ -67,7 +67,7 @@ def without_lazy_parameters(model: torch.nn.Module) -> Iterator[None]:
 def checkpoint_modules(
     model: torch.nn.Module, chosen: bool | str | Sequence[str], origins: OriginTracker
 ) -> tuple[str, ...]:
-    """Make modules compute their forward again in backward, and return their paths."""
+    """Make modules recompute their forward in backward, and return their paths."""
     if not chosen:
         return ()
     if chosen is True:
@@ -89,13 +89,13 @@ def checkpoint_modules(
 
 
 def undo_checkpointing(model: torch.nn.Module, paths: Iterable[str]) -> None:
-    """Undo :func:`checkpoint_modules` for the modules of some paths."""
+    """Undo :func:`checkpoint_modules` for the modules at the given paths."""
     for path in paths:
         model.get_submodule(path).__dict__.pop("forward", None)
 
 
 def matches_path(path: str, pattern: str) -> bool:
-    """Return whether a module's path matches a pattern: ``*`` matches within a part, ``**`` any number of parts.
+    """Return whether a module path matches a pattern: ``*`` matches within a part, ``**`` any number of parts.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def _match_parts(parts: list[str], wanted: list[str]) -> bool:
 
 
 def _outermost_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths, in the order of modules, without those of submodules of another one."""
+    """Return the paths in module order, excluding submodules of other modules in the list."""
     found: list[str] = []
     for path in paths:
         if not any(path.startswith(f"{other}.") for other in found):
@@ -136,7 +136,7 @@ def _checkpointed_forward(forward: Callable[..., Any], path: str, origins: Origi
 
 
 def _repeated_blocks(model: torch.nn.Module, prefix: str = "") -> tuple[str, ...]:
-    """Return the paths of the outermost repeated blocks: two or more children of one class in one list."""
+    """Return the paths of the outermost repeated blocks: two or more children of the same class in one list."""
     found: list[str] = []
     for name, child in model.named_children():
         path = f"{prefix}{name}"

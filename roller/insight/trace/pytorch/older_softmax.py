@@ -1,4 +1,4 @@
-"""Softmax as of releases before 1.11, which save its input beside its result."""
+"""Softmax as in releases before 1.11, which save its input in addition to its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 
 class _SavesInput(Function):
-    """Softmax or log-softmax, whose backward has the input at hand though it does not read it."""
+    """Softmax or log-softmax whose backward keeps the input alive although it does not read it."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, axis: int, logarithmic: bool, widens: bool) -> torch.Tensor:
@@ -30,7 +30,7 @@ class _SavesInput(Function):
 
 
 def softmax(name: str, tensor: torch.Tensor, axis: int, dtype: torch.dtype | None) -> Any:
-    """Return the softmax, or by its name the log-softmax, in ``dtype``: from float16 to float32 without a cast."""
+    """Return the softmax, or if so named, the log-softmax, in ``dtype``: from float16 to float32 without a cast."""
     widens = dtype is torch.float32 and tensor.dtype == torch.float16
     if dtype is not None and not widens:
         tensor = tensor.to(dtype)

@@ -1,6 +1,6 @@
-"""Origin of an operator in the user's model: module, line and phase; for backward operators those of their forward.
+"""Origin of an operator in the user's model: module, line and phase; for backward operators, those of the forward.
 
-Modules are tracked by PyTorch's global hooks. Every node of the autograd graph stores the origin of its forward, which
+Modules are tracked by PyTorch's global hooks. Every node in the autograd graph stores the origin of its forward, which
 is current while backward runs the node.
 """
 
@@ -37,7 +37,7 @@ _KEY = "roller"
 
 @dataclass(frozen=True)
 class OperatorOrigin:
-    """Module path, the project's frames, outermost first, and whether the root module does not run it."""
+    """Module path, the project's frames (outermost first), and whether the operator runs outside the root module."""
 
     module: str = ""
     stack: Stack = ()
@@ -50,9 +50,9 @@ class OriginTracker:
     Parameters
     ----------
     names
-        ``id`` of a module -> its path.
+        Maps the ``id`` of a module to the module's path.
     stacks
-        Interns the frames.
+        Interned stacks for the frames.
     """
 
     def __init__(self, names: Mapping[int, str], stacks: Stacks) -> None:
@@ -62,14 +62,14 @@ class OriginTracker:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         #: Called with an optimizer that is about to update its parameters.
         self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
-        #: Called with a module that no other module calls, before its forward; not where checkpointing repeats one.
+        #: Called with a module that no other module calls, before its forward; not when checkpointing repeats one.
         self.before_root_call: Callable[[torch.nn.Module, Any], None] = lambda module, inputs: None
         self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
         self.stepped: set[int] = set()
-        #: What a listener has raised, or that the caller has cancelled: the user's code may catch it and go on.
+        #: A listener's exception or the caller's cancellation, which the user's code may catch before going on.
         self.stopped: BaseException | None = None
         self._stack: list[str] = []
-        #: How many of the project's frames were there when each of these modules was called.
+        #: Number of the project's frames on the stack when each of these modules was called.
         self._depths: list[int] = []
         #: Whether each of these modules is the root, or runs within its forward.
         self._within: list[bool] = []
@@ -83,13 +83,13 @@ class OriginTracker:
 
     @property
     def is_recomputing(self) -> bool:
-        """Whether checkpointing recomputes a forward: the engine itself records gradients only with create_graph."""
+        """Whether checkpointing recomputes a forward; the engine itself records gradients only with create_graph."""
         if self.phase != "backward" or self._node is None:
             return False
         return bool(self._stack) or (torch.is_grad_enabled() and not self._is_differentiated)
 
     def current_origin(self) -> OperatorOrigin:
-        """Return the origin of an operator that is dispatched now."""
+        """Return the origin of an operator that is being dispatched."""
         # within the engine: hooks, the user's functions, recomputed forwards
         inner = self.stacks.with_modules(self.stacks.here(), self._depths, self._stack)
         if self.phase == "backward" and self._node is not None:
@@ -101,9 +101,9 @@ class OriginTracker:
         return OperatorOrigin(module, self.stacks.joined(self._backward_stack, inner), outside)
 
     def dispatch_origin(self) -> OperatorOrigin:
-        """Return the origin of an operator that is dispatched now, and store it for the node created just before.
+        """Return the origin of the operator being dispatched, and store it for the node created just before.
 
-        No mode sees calls of ``torch.jit.script`` and ``torch.func``; a later call finds their nodes.
+        No mode sees calls from ``torch.jit.script`` and ``torch.func``; a later call finds their nodes.
         """
         place = self.current_origin()
         if self.phase != "backward":
@@ -111,7 +111,7 @@ class OriginTracker:
         return place
 
     def store_in_autograd_graph(self, result: Any) -> None:
-        """Store the current origin in the new nodes of the autograd graph of a result."""
+        """Store the current origin in the new autograd nodes of a result."""
         if not torch.is_grad_enabled():  # no node is created, and reading grad_fn of a view would fail
             return
         tensors = result if isinstance(result, (tuple, list)) else (result,)
@@ -132,7 +132,7 @@ class OriginTracker:
 
     @contextmanager
     def enter_module(self, path: str) -> Iterator[None]:
-        """Enter a module that is called without its hooks, and leave it with its submodules."""
+        """Enter a module that is called without its hooks, and leave it together with its submodules."""
         depth = len(self._stack)
         self._push(path)
         try:
@@ -178,7 +178,7 @@ class OriginTracker:
                 handle.remove()
 
     def _before_module(self, module: torch.nn.Module, inputs: Any) -> None:
-        if get_ident() != self._thread:  # no mode sees it; it may be of another program in this process
+        if get_ident() != self._thread:  # no mode sees it; it may belong to another program in this process
             if id(module) in self.names:
                 path = self.names[id(module)] or "it"
                 self.stopped = ModelError(
@@ -248,8 +248,8 @@ class OriginTracker:
 
 
 def _option(function: Any, name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether a call of a function turns an option on."""
+    """Return whether a function call turns an option on."""
     try:
         return bool(inspect.signature(function).bind(*args, **kwargs).arguments.get(name))
-    except TypeError:  # the function itself says what is wrong
+    except TypeError:  # the function itself reports the error
         return False

@@ -1,4 +1,4 @@
-"""Dispatch mode below autograd that records every operator, and the lifetime of every storage."""
+"""Dispatch mode below autograd that records every operator and the lifetime of every storage."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _MARK = "_roller_storage"
 
 
 class OperatorRecorder(TorchDispatchMode):
-    """Records the operators and events of a trace while it is active.
+    """Records the operators and events of a trace while the mode is active.
 
     Parameters
     ----------
     origins
-        Gives the origin of an operator.
+        Provider of an operator's origin.
     values
-        Runs operators with known and default values.
+        Runner for operators with known and default values.
     device
-        Device type of the tensors that represent those of the device; all others are the host's.
+        Device type of the tensors that represent device tensors; all other tensors belong to the host.
     name
-        Name of the device in arguments; if it is ``"cpu"``, operators on the host's tensors are recorded, too.
+        Name of the device in arguments; if it is ``"cpu"``, operators on host tensors are also recorded.
     """
 
     def __init__(self, origins: OriginTracker, values: Values, device: str = "meta", name: str = "cuda") -> None:
@@ -81,7 +81,7 @@ class OperatorRecorder(TorchDispatchMode):
             return result
 
     def record_tensor(self, tensor: torch.Tensor, kind: Kind = "unknown", name: str = "") -> TensorRecord:
-        """Return the record of a tensor, of a sparse one that of its values; a new storage is allocated."""
+        """Return the record of a tensor (for a sparse tensor, of its values); a new storage is allocated."""
         if tensor.layout is torch.sparse_coo:
             self.storage_number(tensor._indices(), kind, name)
             return self.record_tensor(tensor._values(), kind, name)
@@ -113,7 +113,7 @@ class OperatorRecorder(TorchDispatchMode):
         return number
 
     def name_storage(self, tensor: torch.Tensor, kind: Kind, name: str = "") -> None:
-        """Set the kind and name of a tensor's storage on the device."""
+        """Set the kind and name of a device tensor's storage."""
         with without_torch_function():
             if tensor.device.type != self.device:
                 return
@@ -132,7 +132,7 @@ class OperatorRecorder(TorchDispatchMode):
             self._quiet = False
 
     def stop_recording_frees(self) -> None:
-        """Stop recording frees: live storages outlive the trace."""
+        """Stop recording frees, so that live storages outlive the trace."""
         for finalizer in self._finalizers:
             finalizer.detach()
         self._finalizers.clear()

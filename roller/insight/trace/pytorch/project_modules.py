@@ -1,4 +1,4 @@
-"""Modules of one project that another project's file must not import for its own."""
+"""Modules of one project that a file in another project must not import as its own."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-#: The program itself, and this package, which another checkout may hold, too.
+#: The program itself, and this package, which another checkout may also contain.
 _STAYS = ("__main__", __name__.partition(".")[0])
 
 
 def forget_modules_of_other_projects(folder: Path, is_foreign: Callable[[str], bool]) -> None:
-    """Forget loaded modules that have the name of a module in a folder, but are from another folder.
+    """Forget loaded modules that have the same name as a module in a folder but come from another folder.
 
-    Python looks for names among loaded modules first, so a second project with, say, a ``model.py`` would get the
-    ``model`` of the first.
+    Python looks up names among loaded modules first, so a second project with, say, a ``model.py`` would get the first
+    project's ``model``.
     """
     names = {name for name, module in list(sys.modules.items()) if _is_hidden(name, module, folder, is_foreign)}
     for name in list(sys.modules):
@@ -24,7 +24,7 @@ def forget_modules_of_other_projects(folder: Path, is_foreign: Callable[[str], b
 
 
 def _is_hidden(name: str, module: ModuleType, folder: Path, is_foreign: Callable[[str], bool]) -> bool:
-    """Return whether a top-level module keeps the folder's module of the same name from being imported."""
+    """Return whether a top-level module prevents the folder's module of the same name from being imported."""
     file = getattr(module, "__file__", None)
     if "." in name or name in _STAYS or not isinstance(file, str) or is_foreign(file):
         return False

@@ -1,4 +1,4 @@
-"""Dispatch of recurrent layers to cuDNN: one operator for all steps and layers."""
+"""Dispatch of recurrent layers to cuDNN, with one operator for all steps and layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODES: Mapping[str, int] = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
 def dispatch_rnn(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return output and last state of recurrent layers, by cuDNN's operator."""
+    """Return the output and last state of recurrent layers, by cuDNN's operator."""
     packed = not isinstance(args[3], bool)
     if packed:
         inputs, sizes, state, weights, _, layers, dropout, train, both = args
@@ -26,7 +26,7 @@ def dispatch_rnn(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> A
     projected = hx.shape[-1] if cx is not None and hx.shape[-1] != cx.shape[-1] else 0
     hidden = cx.shape[-1] if cx is not None else hx.shape[-1]
     each = len(weights) // (layers * (2 if both else 1))
-    # Modules of recurrent layers flatten their weights on the device; the buffer is where the first one lies.
+    # Modules of recurrent layers flatten their weights on the device; the buffer is on the device of the first one.
     buffer = weights[0].detach()
     output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn.default(
         inputs, list(weights), each, buffer, hx.contiguous(), None if cx is None else cx.contiguous(), MODES[name],

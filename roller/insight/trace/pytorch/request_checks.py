@@ -1,4 +1,4 @@
-"""What arguments of :func:`roller.trace` have to be, before anything is traced."""
+"""Checks of the arguments of :func:`roller.trace`, before anything is traced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 
 
 def check_request(request: Any) -> None:
-    """Refuse numbers out of their range, kernels of attention that there are not, and inputs without a sample."""
+    """Refuse numbers out of range, unknown attention kernels, and inputs without a sample."""
     for name, least in (("accumulate", 1), ("batch_axis", 0)):
         value = getattr(request, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -1,4 +1,4 @@
-"""Loaders of a training script that is traced: in its own process, with the batch that is asked for, and counted."""
+"""Data loaders of a traced training script: run in its own process, with the requested batch size, and counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import dataloader
 from roller.insight.trace.pytorch.compat import without_modes, without_torch_function
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 
-#: Arguments of a loader without processes of its own.
+#: Arguments of a loader without worker processes.
 _ALONE = {
     "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None, "timeout": 0,
     "multiprocessing_context": None,
@@ -30,26 +30,27 @@ class Fetches:
     Parameters
     ----------
     batch
-        Samples of a batch; ``None`` for the script's own.
+        Samples per batch; ``None`` for the script's own batch size.
     before
         Called before a batch is fetched.
     """
 
     def __init__(self, batch: int | None, before: Callable[[], None]) -> None:
         self.batch, self._before = batch, before
-        #: Of every loader, by the identity of its sampler, which is held: the samples of each batch it has given.
+        #: For every loader, by the identity of its sampler (which is kept alive), the samples of each batch it has
+        #: provided.
         self._sizes: dict[int, tuple[Any, list[int]]] = {}
         self._latest = 0
         self._drawn: int | None = None
 
     @property
     def count(self) -> int:
-        """Batches of the loader that gave the latest one."""
+        """Number of batches from the loader that provided the latest one."""
         return len(self.sizes)
 
     @property
     def sizes(self) -> list[int]:
-        """Samples of each batch of that loader; 0 where they are unknown."""
+        """Number of samples in each batch from that loader; 0 for unknown batches."""
         return self._sizes[self._latest][1] if self._sizes else []
 
     @contextmanager
@@ -105,7 +106,7 @@ class Fetches:
 
 
 class _Resized:
-    """Lists of a given number of indices, from those of another sampler, which begins again when it ends."""
+    """Lists of a given number of indices, taken from another sampler, which restarts when it ends."""
 
     def __init__(self, sampler: Any, batch: int) -> None:
         self.sampler_within, self._batch = sampler, batch
@@ -155,7 +156,7 @@ def _loading_alone(own: Any) -> Callable[..., None]:
 
 
 def _real_randperm(own: Any) -> Callable[..., Any]:
-    """Return ``randperm`` that computes on the host whatever its size: its numbers are the indices of samples."""
+    """Return a ``randperm`` that computes on the host at any size, since its numbers are indices of samples."""
 
     @functools.wraps(own)
     def randperm(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Runs a training script whole, as it is, until its steps are traced: on shapes, so nothing is trained.
+"""Runs a whole, unchanged training script until its steps are traced: on shapes, so nothing is trained.
 
-Only for a process of its own, which ends with the script: the script's modules stay loaded, and where the steps are
-complete, the process has to end within the script, whose ``except`` and ``finally`` would go on.
+Only for a separate process that ends with the script: the script's modules stay loaded, and once the steps are
+complete, the process has to end inside the script, whose ``except`` and ``finally`` would otherwise continue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MOVES = frozenset(("to", "cuda", "cpu", "copy_", "__get__", "__set__", "numpy",
 
 @dataclass(frozen=True)
 class Script:
-    """A training script and its arguments, or a function of this process that runs in its place."""
+    """A training script and its arguments, or a function in this process that runs in its place."""
 
     path: Path
     arguments: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Script:
 
 @dataclass
 class Seen:
-    """What the hooks saw besides operators."""
+    """Observations of the hooks other than operators."""
 
     amp: str | None = None
     scales_loss: bool = False
@@ -70,13 +70,13 @@ class ScriptTracer:
     Parameters
     ----------
     script
-        What runs.
+        The script, or the function that runs in its place.
     options
-        Batch and device.
+        Batch size and device.
     calls
-        Steps to trace; ``None`` until they repeat.
+        Number of steps to trace; ``None``: until they repeat.
     finish
-        Called with the trace within the script; ends the process.
+        Called with the trace inside the script; ends the process.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ScriptTracer:
                 f"providers of an entry file: roller init."
             )
         self._script, self._options, self._finish = script, options, finish
-        #: Called where the script gives a sign that it prepares to train: a parameter is made, a batch is fetched.
+        #: Called when the script shows a sign of preparing to train: a parameter is made, a batch is fetched.
         self.sign: Callable[[], None] = lambda: None
         #: Returns the last line that the script wrote to standard error.
         self.last_words: Callable[[], str] = str
@@ -104,7 +104,7 @@ class ScriptTracer:
             self.session.origins.made.update(o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer))
 
     def run(self) -> Trace:
-        """Run the script to its end; the trace is that of the steps there were."""
+        """Run the script to its end; trace the steps that occurred."""
         session = self.session
         with warnings.catch_warnings(), session.recording(), self._hooks(), session.registrations.watching():
             warnings.simplefilter("ignore")
@@ -118,7 +118,7 @@ class ScriptTracer:
             return self._trace()
 
     def _pass_on(self, error: ModelError) -> None:
-        """Raise the error of the script, unless it ends by it, or has trained before."""
+        """Raise the script's error unless the script exits normally or has trained before."""
         cause = error.__context__
         if isinstance(cause, SystemExit):
             if cause.code not in (None, 0):
@@ -205,7 +205,7 @@ class ScriptTracer:
             return move(module, *(torch.device("cuda", x) if type(x) is int else x for x in args), **kwargs)
 
         def load_on_host(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # A file's values stay real on the host, as those of data do.
+            # A file's values stay real on the host, as the values of data do.
             with without_modes(), without_torch_function():
                 return load(file, "cpu", *args, **kwargs)
 
@@ -225,7 +225,7 @@ class ScriptTracer:
 
 
 def _levels_of_imports(path: Path) -> int:
-    """Return the most leading dots of a relative import in a file; 0 if it has none, or cannot be parsed."""
+    """Return the largest number of leading dots in a file's relative imports; 0 without any, or if parsing fails."""
     try:
         nodes = ast.walk(ast.parse(read_text(path)))
     except (OSError, ValueError, SyntaxError, RecursionError):  # running it raises a better error
@@ -239,14 +239,14 @@ class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
 
 
 class _HostGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc, valid-type]
-    """A generator of random numbers that is on the host whatever device is named: this PyTorch may know no other."""
+    """A random generator that is on the host whatever device is named, since this PyTorch may not know another."""
 
     def __new__(cls, device: Any = "cpu") -> _HostGenerator:
         return super().__new__(cls, "cpu")  # type: ignore[no-any-return]
 
 
 class _Following(TorchFunctionMode):
-    """Moves a tensor of the host to the device where it meets one of the device, for a script that moves none."""
+    """Moves a host tensor to the device when it meets a device tensor, for a script that moves no tensors."""
 
     def __init__(self, session: ScriptSession) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The state of a trace of a training script: its steps are told apart by its optimizers and the calls of its networks.
+"""The state of a training script's trace, whose steps are recognized by optimizer steps and network calls.
 
-A script has no step to call, so it runs whole. A step begins where a batch is fetched, or a network is called with
-gradients, after an optimizer has stepped, and is complete when every optimizer has.
+A script does not have a step function to call, so the whole script runs. A step begins when a batch is fetched or a
+network is called with gradients after an optimizer has stepped; it is complete when every optimizer has stepped.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ ON_HOST = (
     "device."
 )
 
-#: Batches among which that of a step is.
+#: Number of latest batches that include the step's batch.
 _LATEST = 64
-#: Calls of networks without an update of any optimizer after which they are no sign of training.
+#: Number of network calls without an optimizer update after which they are not a sign of training.
 _IDLE_CALLS = 256
 
 
 @dataclass(frozen=True)
 class Part:
-    """Operators from the first batch, or call of a network, after an update to the next one.
+    """Operators from the first batch or network call after an update to the first one after the next update.
 
     Parameters
     ----------
     call
-        What ran.
+        The operators that ran, as one call.
     fetched
-        Batches of the step's loader that were fetched before it began.
+        Number of batches fetched from the step's loader before the part began.
     """
 
     call: call_count.Call
@@ -52,18 +52,18 @@ class Part:
 
 
 class ScriptSession(Session):
-    """State of a trace of a script while it is made.
+    """State of a script's trace while the trace is made.
 
     Parameters
     ----------
     fetches
-        Counts the batches of the script's loaders.
+        Counter for the batches of the script's loaders.
     count
-        Steps to trace; ``None`` until they repeat.
+        Number of steps to trace; ``None``: until they repeat.
     when_complete
-        Called within the script when its steps are traced; does not return.
+        Called inside the script when its steps are traced; does not return.
     arguments
-        As of :class:`~roller.insight.trace.pytorch.trace_model.Session`.
+        See :class:`~roller.insight.trace.pytorch.trace_model.Session`.
     """
 
     def __init__(
@@ -74,28 +74,28 @@ class ScriptSession(Session):
         self.origins.before_root_call = self._before_root_call
         self.networks: dict[str, torch.nn.Module] = {}
         self.moves_to_device = False
-        #: Whether the script has run as far as it has to.
+        #: Whether the script has run as far as necessary.
         self.is_complete = False
         self._idle_calls = 0
         self._parts: list[Part] = []
         self._first: int | None = None
         self._fetched = 0
-        #: Where the latest batch was fetched: operators, and batches fetched before it.
+        #: Position at which the latest batch was fetched: numbers of preceding operators and of batches fetched before.
         self._batch_begin: tuple[int, int] | None = None
         self._call_batch = 0
 
     @property
     def is_preparing(self) -> bool:
-        """Whether operators are a sign that the script will train: not where networks are called over and over."""
+        """Whether operators are a sign that the script will train; false if networks are called over and over."""
         return self._idle_calls < _IDLE_CALLS
 
     @property
     def has_updated(self) -> bool:
-        """Whether a step is complete, be it that what follows it has not begun."""
+        """Whether a step is complete, even if the following operators have not begun."""
         return bool(self._parts) or (self._first is not None and bool(self.origins.stepped))
 
     def begin_batch(self) -> None:
-        """Note that the script asks for a batch: what follows is no part of the update before."""
+        """Note that the script requests a batch, so that later operators do not belong to the previous update."""
         if self.origins.phase == "optimizer":
             self.origins.phase = "other"
         if self._first is not None and self.origins.stepped:
@@ -129,7 +129,7 @@ class ScriptSession(Session):
         self.origins.stepped.clear()
 
     def _end_part(self) -> None:
-        """Close the part that is open; where the steps are complete, the script ends here."""
+        """Close the open part; if the steps are complete, the script ends here."""
         assert self._first is not None
         with self.recorder.paused():
             self._name_gradients_and_states()
@@ -147,7 +147,7 @@ class ScriptSession(Session):
             self._when_complete()
 
     def _needed_optimizers(self) -> frozenset[int]:
-        """Return the numbers of the optimizers of a whole step: all, or after many parts those that ever stepped."""
+        """Return the numbers of the optimizers in a whole step: all, or after many parts, those that ever stepped."""
         if len(self._parts) < call_count.MOST:
             return self._optimizer_numbers()
         return self._stepped()
@@ -156,7 +156,7 @@ class ScriptSession(Session):
         return frozenset().union(*(part.call.stepped for part in self._parts))
 
     def _adopt(self, module: torch.nn.Module) -> None:
-        """Name a network, and move one on the host to the device."""
+        """Name a network, and move it to the device if it is on the host."""
         if id(module) in self.names:
             return
         with without_torch_function():
@@ -173,13 +173,13 @@ class ScriptSession(Session):
         self.registered = {**self.registered, **{f"{name}.{k}" if name else k: v for k, v in lines.items()}}
 
     def _is_only_network(self, module: torch.nn.Module) -> bool:
-        """Return whether every optimizer updates this network alone."""
+        """Return whether every optimizer updates only this network."""
         own = {id(parameter) for parameter in module.parameters()}
         updated = (p for o in self.origins.made for group in o.param_groups for p in group["params"])
         return not self.networks and all(id(parameter) in own for parameter in updated)
 
     def end(self) -> bool:
-        """Close the last step where the script has ended; return whether there is any."""
+        """Close the last step when the script has ended; return whether there is any step."""
         self.is_complete = True
         if self._first is not None and self.origins.stepped:
             self._count = self._count or call_count.MOST + 1  # nothing follows
@@ -191,7 +191,7 @@ class ScriptSession(Session):
         return bool(self.calls)
 
     def _cut_after_update(self) -> None:
-        """Drop what ran after the last update: an evaluation, or what failed."""
+        """Drop the operators after the last update: an evaluation, or a failed part."""
         recorder = self.recorder
         recorder.stop_recording_frees()
         operators = recorder.operators
@@ -203,7 +203,7 @@ class ScriptSession(Session):
             del recorder.storages[number]
 
     def make_script_trace(self, options: Mapping[str, Any]) -> Trace:
-        """Return the trace of the steps that were recorded."""
+        """Return the trace of the recorded steps."""
         groups = _steps_of(self._parts, frozenset().union(*(call.stepped for call in self.calls)))
         starts = [call.first for call in self.calls]
         for operator in self.recorder.operators:
@@ -223,9 +223,9 @@ class ScriptSession(Session):
 
     @property
     def batch(self) -> int:
-        """Samples of a batch of the last step; 0 where nothing tells.
+        """Number of samples per batch in the last step; 0 if unknown.
 
-        A loader may have given further batches ahead, of which the last one of an epoch is smaller.
+        A loader may have fetched further batches ahead, and the last batch of an epoch is smaller.
         """
         sizes = self.fetches.sizes
         if not sizes or self._call_batch in sizes[-_LATEST:]:
@@ -233,12 +233,12 @@ class ScriptSession(Session):
         return max(sizes[-2:])
 
     def _batches_of_step(self, fetched: Sequence[int]) -> int:
-        """Return how many batches of the loader the last step takes; ``fetched`` are those before each step."""
+        """Return how many of the loader's batches the last step takes; ``fetched`` counts batches before each step."""
         return max(1, self.fetches.count - fetched[-1]) if self.fetches.count else 1
 
 
 def _steps_of(parts: Sequence[Part], needed: frozenset[int]) -> list[tuple[call_count.Call, int]]:
-    """Return whole steps, with the batches fetched before each: parts until every optimizer has stepped."""
+    """Return whole steps (parts until every optimizer has stepped), with the batches fetched before each step."""
     found: list[tuple[call_count.Call, int]] = []
     open_parts: list[Part] = []
     for part in parts:
@@ -253,7 +253,7 @@ def _steps_of(parts: Sequence[Part], needed: frozenset[int]) -> list[tuple[call_
 
 
 def _name_in_script(module: torch.nn.Module, session: Session) -> str:
-    """Return the name that the script gives a network, by its innermost frame that has one; else its class's."""
+    """Return a network's name in the innermost script frame that has one, or else the name of its class."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if not session.origins.stacks.is_foreign(frame.f_code.co_filename):
@@ -279,13 +279,13 @@ def _names_of(optimizers: Any) -> list[str]:
 
 
 def _line_of_backward(operators: Sequence[Operator]) -> str:
-    """Return the script's line that calls backward; ``""`` if none does."""
+    """Return the line in the script that calls backward; ``""`` if none does."""
     found = next((o for o in operators if o.phase == "backward" and o.source is not None), None)
     return "" if found is None or found.source is None else f"{found.source[0]}:{found.source[1]}"
 
 
 def _recomputed(operators: Sequence[Operator]) -> tuple[str, ...]:
-    """Return the outermost modules that checkpointing runs again."""
+    """Return the outermost modules that checkpointing recomputes."""
     found: list[str] = []
     for path in sorted({operator.module for operator in operators if operator.recomputed}):
         if not any(path == one or path.startswith(f"{one}.") for one in found):
@@ -294,7 +294,7 @@ def _recomputed(operators: Sequence[Operator]) -> tuple[str, ...]:
 
 
 def never_trains(script: str, how: str) -> ModelError:
-    """Return the error of a script without a step."""
+    """Return the error for a script without a step."""
     return ModelError(
         f"{script}: expected a script that trains, got {how} without a step of an optimizer. Pass the arguments with "
         f"which it trains after --, or give it more time: --patience 60."

@@ -1,8 +1,8 @@
 """The project's frames around an operator, outermost first, and the lines that register parameters.
 
-``f_lineno`` of an outer frame is the line of its call, so a walk along ``f_back`` tells the line of every call. Stacks
-are interned: operators of one line share one tuple. What a file is, is asked once per code object. Code objects are
-told apart by identity: those of two files with the same text are equal.
+``f_lineno`` of an outer frame is the line of its call, so a walk along ``f_back`` gives the line of every call. Stacks
+are interned: operators of one line share one tuple. Files are classified once per code object. Code objects are
+distinguished by identity, since those of two files with the same text are equal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn.modules.module import (
 
 from roller.insight.trace.trace import Frame, Stack
 
-#: Nothing below these is the user's: PyTorch, the standard library, installed packages, and the tracer.
+#: Folders without user code: PyTorch, the standard library, installed packages, and the tracer.
 _FOREIGN = tuple(
     str(Path(path).resolve()) + os.sep
     for path in {
@@ -38,7 +38,7 @@ _FOREIGN = tuple(
         str(Path(__file__).parents[2] / "capture"),
     }
 )
-#: A walk ends at a frame of one of these: they run what is the user's. Held, so that no identity is used twice.
+#: A walk ends at a frame of one of these: they run the user's code. Kept alive, so that no identity is used twice.
 _DRIVERS: dict[int, CodeType] = {}
 
 
@@ -46,19 +46,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def driver(function: F) -> F:
-    """Let stacks end at a function, which runs the user's code."""
+    """Make stacks end at a function that runs the user's code."""
     code = function.__code__  # type: ignore[attr-defined]
     _DRIVERS[id(code)] = code
     return function
 
 
 class Stacks:
-    """Interned stacks of a project's frames.
+    """Interned stacks of frames in a project.
 
     Parameters
     ----------
     project
-        Folder that paths are relative to; a file elsewhere keeps its whole path.
+        Folder to which paths are relative; a file elsewhere keeps its full path.
     """
 
     def __init__(self, project: Path) -> None:
@@ -70,7 +70,7 @@ class Stacks:
         self._labelled: dict[tuple[Any, ...], Stack] = {}
 
     def here(self, frame: FrameType | None = None) -> Stack:
-        """Return the stack of a frame, by default the caller's, from the user's outermost frame to the innermost."""
+        """Return the stack of a frame (by default, the caller's) from the user's outermost frame to the innermost."""
         codes, found = self._codes, list[int]()
         frame = frame or sys._getframe(1)
         while frame is not None:
@@ -110,17 +110,17 @@ class Stacks:
         return self._known.setdefault((outer, inner), outer + inner) if inner else outer
 
     def is_foreign(self, file: str) -> bool:
-        """Return whether a file is none of the user's."""
+        """Return whether a file does not belong to the user."""
         if self.cell_of(file):
             return False
         return file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
 
     def shown(self, file: str) -> str:
-        """Return the name of a code's file for messages: the cell, or the file."""
+        """Return the display name of a code object's file for messages: the cell or the file."""
         return self.cell_of(file) or file
 
     def _file(self, code: CodeType) -> str:
-        """Return the file of the user's code relative to the project; ``""`` of other code."""
+        """Return the user's code file relative to the project; ``""`` for other code."""
         if self.is_foreign(code.co_filename):
             return ""
         if cell := self.cell_of(code.co_filename):
@@ -130,23 +130,23 @@ class Stacks:
 
 
 class Registrations:
-    """Lines that register parameters and modules while it watches.
+    """Lines that register parameters and modules while the object watches.
 
     Parameters
     ----------
     stacks
-        Interns them.
+        Interned stacks for the lines.
     """
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        # A module keeps its identity where its parameters move to a device. It is not kept alive: what the project
-        # drops, as the layer that nn.TransformerEncoder copies, leaves the memory of the trace as well.
+        # A module keeps its identity when its parameters move to a device. It is not kept alive: an object that the
+        # project drops, such as the layer that nn.TransformerEncoder copies, also leaves the trace's memory.
         self._lines: dict[int, tuple[weakref.ref[torch.nn.Module], dict[str, Stack]]] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow registrations."""
+        """Follow registrations within this context."""
         handles = [
             register_module_parameter_registration_hook(self._seen),
             register_module_module_registration_hook(self._seen),
@@ -158,9 +158,9 @@ class Registrations:
                 handle.remove()
 
     def lines(self, model: torch.nn.Module) -> Mapping[str, Stack]:
-        """Return the stack of the line that registers each parameter of a model, as far as it was seen.
+        """Return the stack of the line that registers each parameter of a model, if the registration was seen.
 
-        A parameter of a copied module, as of ``nn.TransformerEncoder``, has the line of the nearest module around it.
+        A parameter of a copied module, as in ``nn.TransformerEncoder``, gets the line of the nearest enclosing module.
         """
         found: dict[str, Stack] = {}
         self._within(model, "", (), found)

@@ -34,7 +34,7 @@ def iterate_tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
 def map_tensors(
     value: Any, change: Callable[[torch.Tensor], torch.Tensor], copied: dict[int, tuple[Any, Any]] | None = None
 ) -> Any:
-    """Return a nested value with every tensor changed; objects that contain tensors are copied, each once."""
+    """Return a nested value with every tensor changed; each object that contains tensors is copied once."""
     copied = {} if copied is None else copied
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -63,7 +63,7 @@ def map_tensors(
 def move_to_device(value: Any, *, copies: bool = True) -> Any:
     """Return a nested value whose tensors are on the device; small ones keep their known values.
 
-    ``copies`` is whether tensors that are on the device already are copied.
+    ``copies`` says whether tensors that are already on the device are copied.
     """
 
     def move_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call_step(step: Callable[..., Any], inputs: Any) -> Any:
-    """Call a step with inputs: a tuple as its arguments, a mapping as one, unless its signature needs another way."""
+    """Call a step with inputs (a tuple as its arguments, a mapping as one) unless its signature needs another way."""
     args, kwargs = step_arguments(step, inputs)
     return step(*args, **kwargs)
 
@@ -127,7 +127,7 @@ def step_arguments(step: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ..
 
 
 def _has_parameters_named(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
-    """Return whether the names of a function's parameters are the given ones."""
+    """Return whether a function's parameters have the given names."""
     try:
         return set(inspect.signature(function).parameters) == set(given)
     except (TypeError, ValueError):  # a builtin has no signature

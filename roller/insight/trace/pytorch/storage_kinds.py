@@ -1,4 +1,4 @@
-"""Classifies each storage of a trace by its lifetime."""
+"""Classifies each storage in a trace by its lifetime."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from roller.insight.trace.trace import AllocEvent, FreeEvent, Kind, Operator, St
 def classify_storages(
     operators: Sequence[Operator], events: Sequence[AllocEvent | FreeEvent], storages: Mapping[int, Storage]
 ) -> dict[int, Storage]:
-    """Return the storages, each with a kind.
+    """Return the storages with their kinds.
 
-    A storage that a forward allocated, also one that checkpointing repeats, and that lives until backward is an
-    activation; all other unnamed storages are temporary.
+    A storage that is allocated in a forward, including a recomputed one, and lives until backward is an activation; all
+    other unnamed storages are temporary.
     """
     freed = {event.storage: event.operator for event in events if isinstance(event, FreeEvent)}
     made = {event.storage: event.operator for event in events if isinstance(event, AllocEvent)}
@@ -34,7 +34,7 @@ def classify_storages(
 
 
 def _next_backward_operators(operators: Sequence[Operator]) -> list[int | None]:
-    """Return for each operator the index of the next backward operator, not a recomputed one, of its step."""
+    """Return, for each operator, the index of the next backward operator of its step that is not recomputed."""
     following: list[int | None] = [None] * len(operators)
     found: int | None = None
     step = -1

@@ -1,4 +1,4 @@
-"""PyTorch's switches of TF32: which float32 operators a GPU from sm_80 on may compute with operands of 11 digits."""
+"""PyTorch's TF32 switches: the float32 operators that a GPU from sm_80 on may compute with 11-bit significands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECTIONS: dict[str, Any] = {"convolution": torch.backends.cudnn, "product": tor
 
 
 def tf32_kinds() -> list[str]:
-    """Return the kinds of operators that may be computed in TF32 now: ``"convolution"``, ``"product"``.
+    """Return the kinds of operators that may currently be computed in TF32: ``"convolution"``, ``"product"``.
 
     Examples
     --------
@@ -35,8 +35,8 @@ def _is_allowed(kind: str) -> bool:
 def tf32_restored() -> Iterator[None]:
     """Restore the switches at the end.
 
-    Newer releases of PyTorch give each kind of operators a precision of its own, and precisions that kinds share. A
-    kind that was turned off (``"ieee"``) no longer follows the shared ones, so that each is restored by itself.
+    Newer releases of PyTorch give each kind of operator its own precision, in addition to precisions that kinds share.
+    A kind that was turned off (``"ieee"``) no longer follows the shared precisions, so each is restored separately.
     """
     with _writable_flags():
         shared = _clear_shared()
@@ -50,25 +50,25 @@ def tf32_restored() -> Iterator[None]:
             for name, value in _older_switches().items():
                 if older[name] is not None and older[name] != value:
                     _set_older_switch(name, older[name])
-            # What did not change is not written: convolutions follow shared precisions until they are set.
+            # Unchanged precisions are not written: convolutions follow shared precisions until they are set.
             now = _single_precisions()
             _set_precisions({path: value for path, value in single.items() if now[path] != value})
             _set_precisions(shared)
 
 
 def _writable_flags() -> AbstractContextManager[None]:
-    """Allow writes where ``torch.backends.disable_global_flags`` forbade them, as PyTorch's own test modules do."""
+    """Allow writes even if ``torch.backends.disable_global_flags`` forbade them, as PyTorch's own test modules do."""
     writable: AbstractContextManager[None] = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)()
     return writable
 
 
-#: Sections of ``torch.backends`` whose precision kinds of operators share, outermost first, and those of one kind.
+#: Sections of ``torch.backends`` whose precision kinds of operators share, outermost first, and sections of one kind.
 _SHARED = ("", "cudnn", "mkldnn")
 _SINGLE = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 
 
 def _precisions(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the sections that have a precision, with what applies to them: a shared one where they set none."""
+    """Yield the sections that have a precision, with their effective precision: a shared one if they set none."""
     for path in paths:
         precision = getattr(_section(path), "fp32_precision", None)
         if precision is not None:
@@ -88,7 +88,7 @@ def _set_precisions(precisions: dict[str, str]) -> None:
 
 
 def _clear_shared() -> dict[str, str]:
-    """Set the shared precisions to none, so that those of one kind can be read, and return what they were."""
+    """Set the shared precisions to none, so that each kind's precision can be read; return the previous ones."""
     found = {}
     for path, precision in _precisions(_SHARED):
         found[path] = precision
@@ -101,7 +101,7 @@ def _single_precisions() -> dict[str, str]:
 
 
 def _older_switches() -> dict[str, Any]:
-    """Return the switches that older releases have too; ``None`` where PyTorch refuses to read them beside others."""
+    """Return the switches that older releases also have; ``None`` if PyTorch refuses to mix them with others."""
     found: dict[str, Any] = {}
     for name, read in (("matmul", torch.get_float32_matmul_precision), ("cudnn", lambda: _section("cudnn").allow_tf32)):
         try:
@@ -119,7 +119,7 @@ def _set_older_switch(name: str, value: Any) -> None:
 
 
 def set_tf32(kinds: list[str]) -> None:
-    """Allow TF32 for kinds of operators alone."""
+    """Allow TF32 only for the given kinds of operators."""
     with _writable_flags():
         for kind, section in _SECTIONS.items():
             if _is_allowed(kind) != (kind in kinds):

@@ -1,4 +1,4 @@
-"""Runs the operators of a step for real, and times each: the call alone, without what a mode does around it."""
+"""Runs and times the real operators of a step: the call alone, without a mode's work around it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Call = tuple[str, tuple[tuple[int, ...], ...]]
 class RealOperators:
     """Runs operators on real tensors, in place of :class:`~roller.insight.trace.pytorch.data_dependent.Values`."""
 
-    #: Whether the host is another device than the one that runs the step.
+    #: Whether the host is a different device from the one that runs the step.
     hosted = False
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class RealOperators:
         self.seconds = 0.0
 
     def run_operator(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
-        """Return the result of an operator, and keep its seconds."""
+        """Run an operator, record its seconds, and return its result."""
         start = perf_counter()
         result = func(*args, **kwargs)
         self.seconds = perf_counter() - start
@@ -41,14 +41,14 @@ class RealOperators:
 
 
 class TimedRecorder(OperatorRecorder):
-    """Records operators as a trace does, and the seconds of each.
+    """Records operators as in a trace, with the seconds of each operator.
 
     Parameters
     ----------
     origins
-        Gives the origin of an operator.
+        Provider of an operator's origin.
     values
-        Those of :class:`RealOperators`, which run and time operators.
+        :class:`RealOperators`, which runs and times operators.
     """
 
     values: Any
@@ -63,12 +63,12 @@ class TimedRecorder(OperatorRecorder):
 
 
 class OperatorTimes(OperatorRecorder):
-    """Times operators and records only their names and shapes: far less work between them than a trace is.
+    """Times operators and records only their names and shapes, with far less work between operators than in a trace.
 
     Parameters
     ----------
     values
-        Those of :class:`RealOperators`.
+        :class:`RealOperators`, which runs and times operators.
     """
 
     values: Any

@@ -1,7 +1,7 @@
-"""Measures an entry file's step on this machine's processor: its operators one by one, and the whole step untouched.
+"""Measures an entry file's step on this machine's processor: its operators one by one, and the whole unmodified step.
 
-The step is recorded as a trace is, but on real tensors. Then it runs without hooks: in a loop of plain steps, which
-gives the time of a step, with one step between the blocks of the loop that times the operators.
+The step is recorded as in a trace, but on real tensors. It then runs without hooks in a loop of plain steps, which
+gives the step time; between the blocks of the loop, one step times the operators.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from roller.insight.trace.pytorch.trace_model import Session
 from roller.insight.trace.step_clock import StepTiming, median_interval, time_steps
 from roller.insight.trace.trace import Trace
 
-#: As :func:`~roller.insight.trace.step_clock.time_steps`.
+#: See :func:`~roller.insight.trace.step_clock.time_steps`.
 Timer = Callable[..., StepTiming]
 _PREDICT = "a prediction needs no such device: trace_entry(...).forecast('a100')"
 
 
 class TimedOperator(NamedTuple):
-    """Median seconds of an operator, and the interval that contains it with 95 %.
+    """Median seconds of an operator, and the median's 95 % confidence interval.
 
     Both ends equal the median if the operator was timed once.
     """
@@ -51,7 +51,7 @@ class TimedOperator(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one process measures: see :class:`roller.insight.measured_step.MeasuredStep`."""
+    """Measurements from one process; see :class:`roller.insight.measured_step.MeasuredStep`."""
 
     trace: Trace
     operators: tuple[TimedOperator, ...]
@@ -67,7 +67,7 @@ class Measurement:
 
 
 class MeasuredSession(Session):
-    """State of a measurement: a trace of real tensors."""
+    """State of a measurement: a trace on real tensors."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(Target(HOST), folder=folder)
@@ -81,14 +81,14 @@ class MeasuredSession(Session):
 
     @property
     def last_step_calls(self) -> int:
-        """Calls of the last training step."""
+        """Calls in the last training step."""
         ends = [0, *call_count.step_ends(self.calls)]
         return ends[-1] - ends[-2]
 
 
 @driver
 def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> Measurement:
-    """Measure an entry file's step in this process, which it changes: globals, random numbers, memory."""
+    """Measure an entry file's step in this process, which changes the process: globals, random numbers, memory."""
 
     def load(cuda: _Cuda) -> ModuleType:
         return entry_file.load_entry_file(Path(path), lambda what, origins: _errors(what, origins, cuda))
@@ -100,7 +100,7 @@ def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> M
 def measure_module(
     module: ModuleType, name: str, options: TraceOptions, budget_s: float, timer: Timer = time_steps
 ) -> Measurement:
-    """Measure the step of a module that has all providers and ``__file__``, as :func:`measure_entry` does of a file."""
+    """Measure the step of a module that has all providers and ``__file__``; see :func:`measure_entry`."""
     return _measure_loaded(lambda cuda: module, name, options, budget_s, timer)
 
 
@@ -114,7 +114,7 @@ def _measure_loaded(
         )
     with warnings.catch_warnings(record=True) as raised, _refused_cuda() as cuda:
         warnings.simplefilter("ignore")
-        warnings.simplefilter("default", UserWarning)  # such as that autocast for a GPU does nothing here
+        warnings.simplefilter("default", UserWarning)  # such as a warning that GPU autocast does nothing here
         module = load(cuda)
         session = MeasuredSession(Path(str(module.__file__)).parent)
         for sentence in getattr(module, "_roller_said", ()):
@@ -212,7 +212,7 @@ def _timed(
 def _operator_seconds(
     trace: Trace, own_s: Sequence[float], recorded: Sequence[tuple[list[Call], list[float]]]
 ) -> tuple[tuple[TimedOperator, ...], tuple[str, ...]]:
-    """Return the median seconds of every operator of the last step over the timed steps that run it, too."""
+    """Return the median seconds of each operator in the last step over the timed steps that also run it."""
     wanted: list[Call] = [(o.name, o.input_shapes) for o in trace.steady()]
     whole = [seconds for calls, seconds in recorded if calls == wanted]
     if len(whole) == len(recorded):
@@ -233,14 +233,14 @@ def _timed_operator(seconds: Sequence[float]) -> TimedOperator:
 
 
 class _NoOrigins:
-    """Stands for an origin tracker where nothing is tracked."""
+    """Stands in for an origin tracker when nothing is tracked."""
 
     def enter_module(self, path: str) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 def _check_devices(model: torch.nn.Module, inputs: Any) -> None:
-    """Raise an error if a tensor is not on the processor: its operators would run beside the clock."""
+    """Raise an error if a tensor is not on the processor, since its operators would run outside the timing."""
     found = {t.device.type for t in (*model.parameters(), *model.buffers(), *iterate_tensors(inputs))} - {"cpu"}
     if found:
         raise ModelError(
@@ -250,14 +250,14 @@ def _check_devices(model: torch.nn.Module, inputs: Any) -> None:
 
 
 class _Cuda:
-    """What the step asked of CUDA."""
+    """The step's requests to CUDA."""
 
     error: BaseException | None = None
 
 
 @contextmanager
 def _refused_cuda() -> Iterator[_Cuda]:
-    """Let every first use of CUDA fail: by itself where there is none, with a sentence where there is."""
+    """Make every first use of CUDA fail: on its own without CUDA, with a sentence otherwise."""
     initialize, cuda = torch.cuda._lazy_init, _Cuda()
 
     def refuse() -> None:
@@ -279,7 +279,7 @@ def _refused_cuda() -> Iterator[_Cuda]:
 
 @contextmanager
 def _errors(what: str, origins: OriginTracker, cuda: _Cuda) -> Iterator[None]:
-    """Translate any exception of the user's code to a ``ModelError`` at the user's line."""
+    """Translate any exception in the user's code to a ``ModelError`` at the user's line."""
     try:
         yield
         if origins.stopped is not None:
@@ -311,7 +311,7 @@ def _processor() -> str:
 
 
 def measurement_header(found: Measurement) -> Mapping[str, Any]:
-    """Return all of a measurement besides its trace, as JSON data."""
+    """Return all of a measurement except its trace, as JSON data."""
     return {
         "operators": found.operators, "median_s": found.steps.median_s, "lower_s": found.steps.lower_s,
         "upper_s": found.steps.upper_s, "is_stable": found.steps.is_stable, "samples_s": found.steps.samples_s,

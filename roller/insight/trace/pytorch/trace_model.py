@@ -49,7 +49,7 @@ from roller.insight.trace.trace import Stack, Trace
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of :func:`roller.trace`, as documented there."""
+    """Arguments of :func:`roller.trace`, which documents them."""
 
     model: Any
     inputs: Any
@@ -71,7 +71,7 @@ class Request:
 
 
 def make_retracer(request: Request, wrap: Callable[[Trace, Retracer[T]], T]) -> Retracer[T]:
-    """Return the retracer of a request."""
+    """Return the retracer for a request."""
     check_request(request)
     first = TraceOptions(
         _batch_size(request), request.device, request.amp or "fp32", request.checkpoint, request.torch_release
@@ -80,7 +80,7 @@ def make_retracer(request: Request, wrap: Callable[[Trace, Retracer[T]], T]) -> 
 
 
 def _apply_options(request: Request, options: TraceOptions) -> Request:
-    """Return a request with other options; tensors with the old batch on the batch axis are resized."""
+    """Return a request with other options; resize tensors with the old batch on the batch axis."""
     old, new = _batch_size(request), options.batch
     parts = {}
     if new is not None and new != old:
@@ -148,16 +148,16 @@ def _trace_steps(request: Request, session: Session, original: torch.nn.Module, 
 
 
 class Session:
-    """State of one trace while it is made.
+    """State of one trace while the trace is made.
 
     Parameters
     ----------
     target
         Properties that decide which kernels the device runs.
     share_nonzero
-        Share of a mask that is taken as true.
+        Share of a mask's elements that is taken as true.
     folder
-        Folder of the user's code: paths of stacks are relative to the project that contains it.
+        Folder of the user's code; paths in stacks are relative to the project that contains it.
     """
 
     def __init__(self, target: Target, share_nonzero: float | None = None, folder: Path | None = None) -> None:
@@ -180,11 +180,11 @@ class Session:
         self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
         #: Handles of the hooks on parameters.
         self.hooks: list[Any] = []
-        #: Kinds of operators that the steps may compute in TF32; ``None`` before the first.
+        #: Kinds of operators that the steps may compute in TF32; ``None`` before the first step.
         self.tf32: list[str] | None = None
 
     def move_to_device(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
-        """Move a model to the device, as a trainer does; one of ``lasting``, which outlives the trace, is copied.
+        """Move a model to the device, as a trainer does; a model in ``lasting``, which outlives the trace, is copied.
 
         The model is added to ``lasting``.
         """
@@ -225,7 +225,7 @@ class Session:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Return a context that records operators."""
-        # Older objects are frozen, so that collections between steps only traverse those of the steps.
+        # Older objects are frozen, so that collections between steps only traverse the steps' objects.
         collected, ours = gc.isenabled(), not gc.get_freeze_count()
         gc.disable()
         if ours:
@@ -247,7 +247,7 @@ class Session:
 
     @driver
     def run_steps(self, body: Callable[[], Any], count: int | None = None) -> None:
-        """Run a step ``count`` times; by default until all optimizers have stepped and the calls repeat."""
+        """Run a step ``count`` times; by default, until all optimizers have stepped and the calls repeat."""
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise ModelError(f"trace: calls: expected a whole number of at least 1, got {shown(count)}. Raise it.")
         while len(self.calls) < count if count else not is_trace_complete(self.calls, self._optimizer_numbers()):
@@ -280,7 +280,7 @@ class Session:
             self._hooked[id(parameter)] = name, parameter
 
     def _name_optimized(self, optimizer: torch.optim.Optimizer) -> None:
-        """Name the parameters that an optimizer updates, and their gradients, which a step may have set itself."""
+        """Name the parameters that an optimizer updates and their gradients, which a step may have set itself."""
         names = {id(p): name for name, p in self.parameters.items()}
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if self.values.hosted and parameter.device.type == "cpu":
@@ -355,7 +355,7 @@ class Session:
         )
 
     def _learns_without_update(self) -> bool:
-        """Return whether parameters got gradients, but no operator wrote to a parameter."""
+        """Return whether parameters received gradients but no operator wrote to a parameter."""
         storages, run = self.recorder.storages, self.recorder.operators[self.calls[0].first :]
         targets = {t.storage for o in run if is_in_place_name(o.name) for t in o.outputs}
         written = {held.kind for number, held in storages.items() if number in targets}
@@ -375,13 +375,13 @@ def _libraries_with_memory(target: Target, recorder: OperatorRecorder) -> list[s
 
 
 def _batch_size(request: Request) -> int | None:
-    """Return the batch size: that of the first tensor that has the batch axis."""
+    """Return the batch size, taken from the first tensor that has the batch axis."""
     sizes = (t.shape[request.batch_axis] for t in iterate_tensors(request.inputs) if t.dim() > request.batch_axis)
     return next(map(int, sizes), None)
 
 
 def _selection(compiled: Mapping[str, str]) -> dict[str, Any]:
-    """Return the compiled modules as an option of the trace: the most usual mode, and each where they differ."""
+    """Return the compiled modules as a trace option: the most common mode, and the modules whose modes differ."""
     modes = list(compiled.values())
     own = {"modes": modes} if len(set(modes)) > 1 else {}
     return {"modules": list(compiled), "mode": max(modes, key=modes.count), **own}

@@ -16,7 +16,7 @@ _AMP = {"fp16": torch.float16, "float16": torch.float16, "bf16": torch.bfloat16,
 
 
 def _of_block_wise(name: str) -> Callable[[Any], torch.optim.Optimizer]:
-    """Return a function that makes an optimizer of a module that is loaded only for it."""
+    """Return a function that makes an optimizer from a module that is loaded only for it."""
 
     def make(parameters: Any) -> torch.optim.Optimizer:
         from roller.insight.trace.pytorch import block_wise
@@ -44,22 +44,22 @@ _OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """The parts of a step besides the forward.
+    """The parts of a step other than the forward.
 
     Parameters
     ----------
     loss
-        Function of the output and of the targets.
+        Function of the output and the targets.
     targets
-        Passed to the loss after the output.
+        Targets, which are passed to the loss after the output.
     amp
-        Dtype of automatic mixed precision, ``None`` for none.
+        Dtype of automatic mixed precision; ``None`` for none.
     keep_gradients
-        Whether gradients are zeroed in place, rather than dropped.
+        Whether gradients are zeroed in place rather than dropped.
     accumulate
-        Forwards and backwards per update.
+        Number of forwards and backwards per update.
     scale_loss
-        Whether the loss is scaled where ``amp`` is float16.
+        Whether the loss is scaled if ``amp`` is float16.
     """
 
     loss: Callable[..., Any] | None
@@ -71,7 +71,7 @@ class Step:
 
 
 def amp_dtype(name: Any) -> torch.dtype | None:
-    """Return the dtype of automatic mixed precision by name."""
+    """Return the dtype of automatic mixed precision by its name."""
     if name is None or name is False:
         return None
     found = _AMP.get(str(name).removeprefix("torch."))
@@ -84,7 +84,7 @@ def amp_dtype(name: Any) -> torch.dtype | None:
 
 
 def make_optimizer(given: Any, model: torch.nn.Module, twins: Mapping[int, torch.nn.Parameter]) -> Any:
-    """Return an optimizer over the copy's parameters."""
+    """Return an optimizer for the copy's parameters."""
     if given is None:
         return None
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -145,7 +145,7 @@ def inference_step(call: Callable[[], Any], amp: torch.dtype | None) -> Callable
 
 @contextmanager
 def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
-    """Yield a context that runs a user's step in mixed precision; with float16 its loss is scaled."""
+    """Yield a context that runs a user's step in mixed precision; with float16, its loss is scaled."""
     dtype = amp_dtype(name)
     if dtype is not torch.float16:
         yield lambda: _autocast(dtype)
@@ -157,7 +157,7 @@ def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextMa
 
     def scaled_backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         nonlocal inside
-        if inside:  # a mode of PyTorch calls the method by its name once more
+        if inside:  # a PyTorch mode calls the method by its name once more
             backward(tensor, *args, **kwargs)
             return
         inside = True
@@ -189,7 +189,7 @@ def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextMa
 
 
 class _Checked:
-    """Stand-in for an optimizer, with which a scaler unscales and checks the gradients; its step does nothing."""
+    """Stand-in for an optimizer, used by a scaler to unscale and check the gradients; its step does nothing."""
 
     def __init__(self, optimizer: Any) -> None:
         self.param_groups = optimizer.param_groups

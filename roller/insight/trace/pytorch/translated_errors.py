@@ -1,4 +1,4 @@
-"""Translates what a user's model, entry file or script raises while it is traced."""
+"""Translates exceptions that a user's model, entry file or script raises while it is traced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.insight.trace.pytorch.operator_origin import OriginTracker
 
 @contextmanager
 def translate_errors(what: str, origins: OriginTracker) -> Iterator[None]:
-    """Translate any exception of a model to a ``ModelError`` at the user's line."""
+    """Translate any exception in a model to a ``ModelError`` at the user's line."""
     try:
         yield
         if origins.stopped is not None:
@@ -30,7 +30,7 @@ def translate_errors(what: str, origins: OriginTracker) -> Iterator[None]:
         if wrapped is not None:
             raise wrapped from None
         text = str(error).strip().splitlines()
-        if text and "does not support bfloat16" in text[0]:  # what autocast says below compute capability 8.0
+        if text and "does not support bfloat16" in text[0]:  # autocast's message below compute capability 8.0
             raise ModelError(
                 f"trace: amp: expected fp16 or fp32, got bf16{line}: the device has no bfloat16 of its own, and what "
                 "PyTorch emulates is not priced. Use float16, or a device of compute capability 8.0 or later."

@@ -1,4 +1,4 @@
-"""Detects wrappers of models and optimizers that cannot be traced, and suggests alternatives."""
+"""Detects model and optimizer wrappers that cannot be traced, and suggests alternatives."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def compiled_modules(model: torch.nn.Module, prefix: str = "") -> dict[str, str]
 
 
 def _compile_mode(options: Mapping[str, Any]) -> str:
-    """Return the mode of a call of ``torch.compile``; ``""`` of one that generates no kernels."""
+    """Return the mode of a call to ``torch.compile``; ``""`` if the call generates no kernels."""
     if options.get("disable") or (options.get("backend") or "inductor") != "inductor":
         return ""
-    captures = (options.get("options") or {}).get("triton.cudagraphs")  # what this mode sets
+    captures = (options.get("options") or {}).get("triton.cudagraphs")  # settings of this mode
     return "reduce-overhead" if captures else str(options.get("mode") or "default")
 
 
 def _mode_of_compiled_call(call: Any) -> str:
-    """Return the mode of a call that ``torch.compile`` has made; ``""`` of one that generates no kernels."""
-    config = getattr(call, "get_compiler_config", lambda: None)()  # that of Inductor alone
+    """Return the mode of a call made by ``torch.compile``; ``""`` if the call generates no kernels."""
+    config = getattr(call, "get_compiler_config", lambda: None)()  # Inductor's mode only
     return "" if config is None else _compile_mode({"options": config})
 
 
@@ -107,7 +107,7 @@ def disable_compile(said: Callable[[str], None], foreign: Callable[[str], bool] 
         if isinstance(module, torch.nn.Module) and mode:
             _mark_compiled(module, mode)
         if isinstance(model, torch.nn.Module):
-            object.__setattr__(model, "_orig_mod", model)  # what a compiled module calls the one within
+            object.__setattr__(model, "_orig_mod", model)  # a compiled module's name for the inner module
         return model
 
     with patch.object(torch, "compile", return_uncompiled):

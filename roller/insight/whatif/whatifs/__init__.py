@@ -1,4 +1,4 @@
-"""The what-ifs, one per file: the ten of Daydream (USENIX ATC 2020), and further ones."""
+"""The what-ifs, one per file: the ten from Daydream (USENIX ATC 2020), and further ones."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ class AMP(WhatIf):
     dtype
         ``"bf16"`` or ``"fp16"``. The scaler of fp16 adds a pass over all gradients, for which the host waits.
     compute, memory
-        Published factors of compute-bound and memory-bound kernels: 1/3 and 1/2.
+        Published factors for compute-bound and memory-bound kernels: 1/3 and 1/2.
     prices
-        ``"model"`` prices matrix products by their shapes, and casts; ``"factor"`` only applies the factors.
+        ``"model"`` prices matrix products by their shapes, and also casts; ``"factor"`` applies only the factors.
     """
 
     dtype: str = field(default="bf16", metadata=allowed_values("bf16", "fp16"))

@@ -12,14 +12,14 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 @dataclass(frozen=True)
 class Batch(WhatIf):
-    """Change the batch: forward, backward, copies and loading scale with it, the update does not.
+    """Change the batch: forward, backward, copies and loading scale with it, but the update does not.
 
     Parameters
     ----------
     factor
-        Factor on the number of samples.
+        Factor by which the number of samples changes.
     floor_us
-        Time of the shortest kernels; by default that of the profile.
+        Time of the shortest kernels; by default, taken from the profile.
     """
 
     factor: float = 2.0

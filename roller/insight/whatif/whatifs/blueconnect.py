@@ -1,4 +1,4 @@
-"""What-if: BlueConnect, an all-reduce of reduce-scatters down the network levels and all-gathers back up."""
+"""What-if: BlueConnect, an all-reduce made of reduce-scatters down the network levels and all-gathers back up."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class BlueConnect(WhatIf):
     Parameters
     ----------
     levels
-        Number of devices per level, innermost first: 4 in a machine, 2 machines.
+        Number of devices per level, innermost first, e.g. 4 in each of 2 machines.
     bandwidths
-        Bytes per second of a link of each level.
+        Bytes per second of a link at each level.
     latency_us
         Latency of one hop.
     """
@@ -32,7 +32,7 @@ class BlueConnect(WhatIf):
     of_several_ranks = True
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with all-reduces replaced by reduce-scatters and all-gathers."""
+        """Return the graph with all-reduces replaced with reduce-scatters and all-gathers."""
         gone = [n for n in network_tasks(graph) if graph.tasks[n].size_bytes and graph.tasks[n].kind == "collective"]
         readers = {n: [d.target for d in graph.dependencies if d.source == n and d.of_end and d.target not in gone]
                    for n in gone}  # fmt: skip

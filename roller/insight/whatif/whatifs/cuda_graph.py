@@ -14,7 +14,7 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 @dataclass(frozen=True)
 class CudaGraph(WhatIf):
-    """Launch forward, backward and update of a step with one call of ``launch_us``."""
+    """Launch forward, backward and update of a step with one call that takes ``launch_us``."""
 
     launch_us: float = field(default=10.0, metadata=minimum_value(0))
     assumptions = ("All of a step can be captured: its shapes are fixed, and nothing in it reads a value.",)

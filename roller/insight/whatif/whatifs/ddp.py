@@ -22,20 +22,20 @@ _ASSUMED = (
 
 @dataclass(frozen=True)
 class DDP(WhatIf):
-    """Train on several devices with ``DistributedDataParallel``, from the profile of one.
+    """Train on several devices with ``DistributedDataParallel``, starting from the profile of one device.
 
     Parameters
     ----------
     devices
         Number of devices, each with the profile's batch.
     bandwidth
-        Bytes per second of a link in one direction; by default the device's ``link_bytes_per_s``.
+        Bytes per second of a link in one direction; by default, the device's ``link_bytes_per_s``.
     latency_us
-        Latency of one hop; by default the device's.
+        Latency of one hop; by default, the device's link latency.
     first_bytes, bucket_bytes
-        Capacity of the first bucket, and of the others.
+        Capacity of the first bucket and of the others.
     interference
-        Factor on a reduction that runs while kernels do; 1.34 was published for one library.
+        Factor on the time of a reduction that runs in parallel with kernels; 1.34 was published for one library.
     """
 
     devices: int = 2
@@ -48,12 +48,12 @@ class DDP(WhatIf):
     assumptions, in_place = _ASSUMED, already_applied.data_parallel_reason
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the trace options of one device; ``None`` unless buckets have PyTorch's sizes."""
+        """Return the trace options for one device; ``None`` unless buckets have PyTorch's sizes."""
         usual = (self.first_bytes, self.bucket_bytes) == (FIRST_BUCKET_BYTES, BUCKET_BYTES)
         return super().memory_change() if usual else None
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph of one of the devices; unchanged for a single device."""
+        """Return the graph of one of the devices, unchanged for a single device."""
         bandwidth, latency_us = link_rates(graph, self.bandwidth, self.latency_us)
         prices = TaskPrices(graph)
         ring = Ring(self.devices, bandwidth, latency_us / 1e6)

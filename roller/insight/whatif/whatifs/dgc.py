@@ -20,11 +20,11 @@ class DGC(WhatIf):
     Parameters
     ----------
     devices, bandwidth
-        As in :class:`DDP`.
+        See :class:`DDP`.
     density
-        Share of the gradients that are sent.
+        Share of the gradients that is sent.
     index_bytes, value_bytes
-        Bytes per sent index, and per sent value.
+        Bytes per sent index and per sent value.
     """
 
     devices: int = 2

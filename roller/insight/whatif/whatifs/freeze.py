@@ -13,7 +13,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class Freeze(WhatIf):
-    """Freeze layers. Layers before the first trained one lose their backward; it and later frozen ones lose half."""
+    """Freeze layers: those before the first trained layer lose their backward; it and later frozen layers lose half."""
 
     layers: tuple[str, ...] | str
     assumptions = ("Half of a layer's backward is the gradient of its weights, half that of its input.",)

@@ -33,13 +33,13 @@ class FusePointwise(WhatIf):
     Parameters
     ----------
     longest
-        Most kernels in a chain of a profile.
+        Maximum number of kernels in a chain in a profile.
     """
 
     longest: int = 8
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return the reason if a compiler already fused most memory-bound kernels."""
+        """Return the reason if a compiler has already fused most memory-bound kernels."""
         return already_applied.fused_pointwise_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:

@@ -1,4 +1,4 @@
-"""What-if: a fused optimizer, with one kernel for the update of all parameters."""
+"""What-if: a fused optimizer, with one kernel that updates all parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values
 
 @dataclass(frozen=True)
 class FusedOptimizer(WhatIf):
-    """Replace all kernels of the update, and their launches, by one kernel.
+    """Replace all kernels of the update, and their launches, with one kernel.
 
     Parameters
     ----------
@@ -24,8 +24,8 @@ class FusedOptimizer(WhatIf):
         ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"momentum"``.
     prices
         ``"model"``: moved bytes (Adam reads p, g, m, v and writes p, m, v) divided by the bandwidth of the device, or
-        of the removed kernels if no device is named. ``"factor"``: the sum of the removed kernels, the published rule;
-        an upper bound if each of them is only latency.
+        of the removed kernels if no device is named. ``"factor"``: the total time of the removed kernels, which is the
+        published rule, and an upper bound if their times are mainly latency.
     """
 
     optimizer: str = field(default="adam", metadata=allowed_values(*KINDS))

@@ -27,9 +27,10 @@ class LoaderWorkers(WhatIf):
     workers
         Number of workers.
     prefetch
-        Batches that each worker keeps ready.
+        Number of batches that each worker keeps ready.
     of
-        Number of workers in the profile, which does not contain it; ``None`` if the training thread loads batches.
+        Number of workers in the profiled run, which the profile does not give; ``None`` if the training thread loads
+        batches.
     """
 
     workers: int = 4

@@ -15,7 +15,7 @@ OUT, BACK = Lane(0, "channel", "to host"), Lane(0, "channel", "from host")
 
 @dataclass(frozen=True)
 class Offload(WhatIf):
-    """Copy feature maps to the host, and back shortly before their backward.
+    """Copy feature maps to the host, and copy them back shortly before their backward.
 
     Parameters
     ----------
@@ -24,9 +24,9 @@ class Offload(WhatIf):
     bandwidth
         Bytes per second between device and host.
     distance
-        Number of offloaded layers before a map's backward at which the map is fetched.
+        Number of offloaded layers by which a map's fetch precedes its backward.
     waits
-        Whether the next forward kernel waits for the copy, because it needs the memory at once.
+        Whether the next forward kernel waits for the copy because it needs the memory immediately.
     """
 
     layers: tuple[str, ...] | str = ()

@@ -14,7 +14,7 @@ from roller.insight.whatif.what_if import WhatIf, allowed_values
 
 @dataclass(frozen=True)
 class OtherOptimizer(WhatIf):
-    """Replace the optimizer ``of`` by ``to``: scale the update by the number of kernels and the memory traffic."""
+    """Replace optimizer ``of`` with ``to``: scale the update by the ratios of kernel counts and memory traffic."""
 
     to: str = field(default="sgd", metadata=allowed_values(*KINDS))
     of: str = field(default="adam", metadata=allowed_values(*KINDS))

@@ -1,4 +1,4 @@
-"""What-if: a parameter server with priority propagation (P3), which sends gradient slices in the order of use."""
+"""What-if: a parameter server with priority propagation (P3), which sends gradient slices in order of use."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 @dataclass(frozen=True)
 class ParameterServer(WhatIf):
-    """Push each gradient to a server, which updates it, and pull the parameter before the layer's next forward.
+    """Push gradients to servers, which update parameters, and pull each parameter before its layer's next forward.
 
     Parameters
     ----------
     servers
-        Number of servers; one is on this machine, and its part crosses no network.
+        Number of servers; one is on this machine, and its part does not cross the network.
     bandwidth, latency_us
-        Link bytes per second in one direction, and microseconds per transfer; by default the device's.
+        Link bytes per second in one direction, and microseconds per transfer; by default, those of the device's link.
     slice_bytes
-        Largest transfer; a slice of the model's size gives the plain parameter server.
+        Size of the largest transfer; a slice as large as the model gives the plain parameter server.
     priority
         Whether slices that the next forward needs first are sent first (P3).
     """

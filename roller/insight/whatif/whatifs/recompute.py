@@ -20,7 +20,7 @@ class Recompute(WhatIf):
     Parameters
     ----------
     blocks
-        Patterns of layers; the layers of each pattern form one block, of which only the input is saved.
+        Patterns of layers; the layers matching each pattern form one block, of which only the input is saved.
     """
 
     blocks: tuple[str, ...]
@@ -28,7 +28,7 @@ class Recompute(WhatIf):
     assumptions = ("A whole block runs again, although PyTorch stops at the last tensor that its backward reads.",)
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the trace options of the checkpointed step; ``None`` for patterns, which traces match differently."""
+        """Return the trace options for the checkpointed step; ``None`` for patterns, which traces match differently."""
         return None if set("".join(self.blocks)) & set("*?[") else super().memory_change()
 
     def in_place(self, graph: StepGraph) -> str:

@@ -1,4 +1,4 @@
-"""What-if: restructured batch normalisation, half of it fused into the preceding and half into the next convolution."""
+"""What-if: restructured batch normalisation, one half fused into the preceding and one into the next convolution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NORM, _ACTIVATION, _CONVOLUTION = (
 
 @dataclass(frozen=True)
 class RestructuredNorm(WhatIf):
-    """Remove activations between normalisation and convolution, and scale normalisations by the published 1/2."""
+    """Remove activations between normalisation and convolution; scale normalisations by the published factor 1/2."""
 
     factor: float = 0.5
     assumptions = ("Allocations and copies of the restructured layers are not counted: the gain is an upper bound.",)

@@ -1,4 +1,4 @@
-"""What-if: graph substitution (MetaFlow), with layers removed, scaled or added as an external search found."""
+"""What-if: graph substitution (MetaFlow), with layers removed, scaled or added as found by an external search."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from roller.insight.whatif.whatifs.remove_layer import RemoveLayer
 
 @dataclass(frozen=True)
 class Substitute(WhatIf):
-    """Apply given substitutions; none are searched for.
+    """Apply the given substitutions, without searching for others.
 
     Parameters
     ----------
     remove
-        Patterns of layers to remove, with launches and their share of the update.
+        Patterns of layers to remove, including their launches and their share of the update.
     scale
-        Pattern of layers -> factor on their kernels.
+        Maps patterns of layers to factors on the times of their kernels.
     add
-        Layer -> number of additional copies.
+        Maps layers to numbers of additional copies.
     """
 
     remove: tuple[str, ...] = ()

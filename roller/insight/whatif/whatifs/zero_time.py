@@ -1,4 +1,4 @@
-"""What-if: an upper bound of a gain, for which some tasks take no time."""
+"""What-if: an upper bound on a gain, in which some tasks take no time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class ZeroTime(WhatIf):
-    """Remove tasks, with their launches, as if they took no time. A task must match all conditions.
+    """Remove tasks and their launches, as if they took no time. A task must match all conditions.
 
     Parameters
     ----------
