@@ -65,7 +65,7 @@ def _chosen(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estima
 
 
 def called(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
-    """Return the device with the launch time of a policy's whole call, as where nothing is queued."""
+    """Return the device with the launch time of a policy's whole call, as if nothing were queued."""
     called_s = _policy(policy, spec).call_s * _tensors_made(expr, moments)
     if called_s <= spec.execution.launch_s:
         return spec  # the same object: batches cache results by device
@@ -138,7 +138,7 @@ def _first(one: _Best | None, other: _Best) -> _Best:
 
 
 def _laid_out(n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None) -> _Best | None:
-    """Return the best of all layouts of the given rows of the ``n``-th batch and the previous best."""
+    """Return the best among the previous best and all layouts of the given rows of the ``n``-th batch."""
     placed = [
         ((n, row, which), program)
         for row in sorted(rows.tolist())

@@ -19,7 +19,7 @@ def named_forms(expr: TensorExpr) -> Iterator[Geometry]:
 
 
 def fits_form(tile: Mapping[str, int] | Sequence[int], geometry: Geometry, fastest: bool) -> bool:
-    """Whether a layer's tile names axes of this form, or has as many extents."""
+    """Return whether a layer's tile names axes of this form, or has as many extents."""
     if isinstance(tile, Mapping):
         return all(axis_of(a, geometry.names) is not None for a in tile)
     ranks = (len(geometry.names), int(geometry.spatial.sum())) if fastest else (len(geometry.names),)

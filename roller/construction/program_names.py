@@ -30,14 +30,14 @@ _MOST = 2**31 - 1
 
 
 def name_of(program: object) -> str:
-    """Return the name of a program, or a text unchanged."""
+    """Return the name of a program, or return a text unchanged."""
     if isinstance(program, (str, RProgram)):
         return str(program)
     raise TileError(f"program: expected the name of a program, or a program, got {shown(program)}. {REMEDY}")
 
 
 def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram:
-    """Return the program of a name, with the relaxed rules determined for this device."""
+    """Return the program with the given name, with the relaxed rules determined for this device."""
     said = read_name(name)
     if said.kind != spec.kind:
         raise TileError(

@@ -21,7 +21,7 @@ from roller.expr.tensor_expr import Stage, TensorExpr
 #: Points times reduction elements evaluated at once; limits memory to about 100 MB per live temporary.
 CHUNK = 1 << 21
 
-#: Integer functions whose result may overflow the dtype they are computed in.
+#: Integer functions whose result may overflow the dtype in which they are computed.
 _GROWING = frozenset(("add", "sub", "mul", "neg", "abs", "shl", "idiv"))
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic on indices: composition, quotient and remainder, and accesses under another shape.
+"""Arithmetic on indices: composition, quotient and remainder, and accesses through another shape.
 
 A reshape writes positions as digits: position ``64 * h + d`` of a merged dimension is ``(h, d)`` before the merge,
 without a division. Otherwise :func:`splits_to_affine` may split an axis into such digits.
@@ -14,7 +14,7 @@ from roller.expr.scalar import Index, Term
 
 
 def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] | None = None) -> Index | None:
-    """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` if the result is no index.
+    """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` if the result is not an index.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] |
 
 
 def _digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Index | None:
-    """Return ``(index // div) % mod``, or ``None`` if it is no index."""
+    """Return ``(index // div) % mod``, or ``None`` if it is not an index."""
     split = divided(index, div, extents)
     if split is None or not mod:
         return None if split is None else split[0]
@@ -53,7 +53,7 @@ def _digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Inde
 
 
 def digit_of(part: Term, t: Term) -> Term | None:
-    """Return term ``t`` of an axis that is ``part`` of another axis as a term of that axis, or ``None``.
+    """Return term ``t`` of an axis that is ``part`` of another axis as a term of the latter, or ``None``.
 
     Examples
     --------
@@ -106,12 +106,13 @@ def simplified(index: Index, extents: Mapping[str, int]) -> Index:
 
 
 def divided(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Index, Index] | None:
-    """Return quotient and remainder of an index by ``n``, or ``None`` if either is no index.
+    """Return the quotient and remainder of an index divided by ``n``, or ``None`` if either is not an index.
 
     Examples
     --------
     >>> divided(Index((Term("h", 64), Term("d"))), 64, {"h": 12, "d": 64})
-    (Index(terms=(Term(axis='h', coef=1, div=1, mod=0),), const=0), Index(terms=(Term(axis='d', coef=1, div=1, mod=0),), const=0))
+    (Index(terms=(Term(axis='h', coef=1, div=1, mod=0),), const=0), Index(terms=(Term(axis='d', coef=1, div=1, mod=0),),
+    const=0))
     >>> divided(Index((Term("k"),)), 64, {"k": 768})[0]
     Index(terms=(Term(axis='k', coef=1, div=64, mod=0),), const=0)
     """  # noqa: E501 - two indices on one line
@@ -153,7 +154,7 @@ def address(index: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def position(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> tuple[Index, ...] | None:
-    """Return the access at a position in memory, the inverse of :func:`address`, or ``None`` if it is no index."""
+    """Return the access at a position in memory, the inverse of :func:`address`, or ``None``."""
     out: list[Index] = []
     left = simplified(place, extents)
     for n in reversed(shape[1:]):
@@ -214,7 +215,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
 def inverted(
     store: Sequence[Index], axes: Mapping[str, int], at: Sequence[Index], extents: Mapping[str, int]
 ) -> dict[str, Index] | None:
-    """Return the axes of a store at an access to the stored tensor, or ``None`` if one of them is no index.
+    """Return the axes of a store at an access to the stored tensor, or ``None`` if one of them is not an index.
 
     Examples
     --------
@@ -272,7 +273,7 @@ def splits_to_affine(indices: Sequence[Index], extents: Mapping[str, int]) -> tu
         cuts.setdefault(t.axis, set()).update(c for c in (t.div, t.div * t.mod) if c > 1)
     out = []
     for axis, found in cuts.items():
-        # Each position where an index cuts an axis must be a multiple of the one before.
+        # Each position where an index cuts an axis must be a multiple of the previous one.
         edges = [1, *sorted(c for c in found if c < extents[axis]), extents[axis]]
         if any(b % a for a, b in itertools.pairwise(edges)):
             return None

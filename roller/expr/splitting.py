@@ -1,7 +1,7 @@
 """Canonical form: an axis that every access divides by the same number becomes two axes.
 
 Filters of a grouped convolution read ``X[channels * (f // filters) + c]``. Split into a group and a filter within it,
-the sum is a batch of products, which is tiled and priced as any other; element order is unchanged.
+the sum is a batch of products, which is tiled and priced like any other; element order is unchanged.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def split_axes(expr: TensorExpr) -> TensorExpr:
     return expr
 
 
-#: Marks of the names that code generation makes: coordinates within a tile, lanes, digits of an axis.
+#: Markers in the names that code generation creates: coordinates within a tile, lanes, digits of an axis.
 _MARKS = re.compile(r"[.@]|//")
 
 
 def plain_axes(expr: TensorExpr) -> TensorExpr:
-    """Rename axes whose names code generation would make from another axis (``i.inner`` next to ``i``).
+    """Rename axes whose names code generation would derive from another axis (``i.inner`` next to ``i``).
 
     Examples
     --------
@@ -153,7 +153,7 @@ def _pitch(index: Index, outer: str, extents: Mapping[str, int], size: int) -> t
 
 
 def _reshaped(expr: TensorExpr, stages: tuple[Stage, ...], dims: _Dimensions, outer: str) -> TensorExpr:
-    """Return the expression of ``stages`` with the dimensions split."""
+    """Return the expression made of ``stages`` with the dimensions split."""
 
     def tensor(t: Tensor) -> Tensor:
         shape = tuple(x for d, e in enumerate(t.shape) for x in dims.get((t.name, d), (e,)))

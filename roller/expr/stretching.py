@@ -1,4 +1,4 @@
-"""Change the extents of axes of an expression, with all axes, dimensions and guards that depend on them.
+"""Change the extents of an expression's axes, with all axes, dimensions and guards that depend on them.
 
 An output axis of a convolution determines the image: ``2 * y + k - 1`` reaches two elements further per output. An
 axis whose extent does not determine all others is refused.
@@ -16,7 +16,7 @@ from roller.expr.tensor_expr import REDUCTION, Axis, Stage, Tensor, TensorExpr
 
 #: A stage's axis by name, or a tensor's dimension by position.
 _Node = tuple[str, str | int]
-#: Constants in the terms of a sum that depend on no extent.
+#: Constants in the terms of a sum that do not depend on any extent.
 _NEUTRAL = (0.0, 1.0)
 
 

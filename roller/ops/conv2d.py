@@ -50,15 +50,15 @@ def conv2d(
         Channel groups; divides ``c`` and ``f``.
     layout
         ``"NCHW"``, ``"NHWC"``, or ``"NCHW<b>c"`` (``"NCHW16c"``; b a power of two up to 64) for ``X`` and the output.
-        In blocks ``X`` is ``(n, ceil(c / b), h, w, b)``, and ``Y`` has the same form
-        with ``f``. Elements of the last block beyond ``c`` must be finite and are ignored; those of ``Y`` beyond
-        ``f`` are zero, after any epilogue too. Blocked groups must be whole blocks (b divides ``c / groups`` and
-        ``f / groups``), or whole groups must fill a block (equal channels in and out, dividing b).
+        In blocked layouts, ``X`` is ``(n, ceil(c / b), h, w, b)``, and ``Y`` has the same form with ``f``. Elements of
+        the last block beyond ``c`` must be finite and are ignored; elements of ``Y`` beyond ``f`` are zero, even after
+        an epilogue. Blocked groups must be whole blocks (b divides ``c / groups`` and ``f / groups``), or whole groups
+        must fill a block (equal channels in and out, dividing b).
     kernel_layout
         Layout of ``W``: ``"OIHW"`` is ``(f, c / groups, kh, kw)``; ``"OHWI"`` and ``"HWIO"`` are common with NHWC
         images (PyTorch's channels last; TensorFlow and JAX). Any combination of layouts is valid.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``f``.
+        See :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``f``.
 
     Returns
     -------

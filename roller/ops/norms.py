@@ -27,9 +27,9 @@ def layer_norm(
     shape
         Shape of ``X`` (elements); ``gamma`` and ``beta`` have its last extent.
     eps
-        Added to the (population) variance.
+        Constant added to the (population) variance.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`.
+        See :func:`roller.ops.matmul`.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def layer_norm(
     Raises
     ------
     ExprError
-        Where the shape is empty, ``eps`` is negative or the dtype is an integer.
+        If the shape is empty, ``eps`` is negative or the dtype is an integer.
 
     Examples
     --------
@@ -74,9 +74,9 @@ def rms_norm(
     shape
         Shape of ``X`` (elements); ``gamma`` has its last extent.
     eps
-        Added to the mean square.
+        Constant added to the mean square.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`.
+        See :func:`roller.ops.matmul`.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def rms_norm(
     Raises
     ------
     ExprError
-        Where the shape is empty, ``eps`` is negative or the dtype is an integer.
+        If the shape is empty, ``eps`` is negative or the dtype is an integer.
 
     Examples
     --------

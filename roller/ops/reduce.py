@@ -46,13 +46,13 @@ def reduce(
     keepdims
         Whether reduced dimensions remain, with extent 1.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`; ``argmax`` stores ``out_dtype`` (int64 unless int32).
+        See :func:`roller.ops.matmul`; ``argmax`` stores ``out_dtype`` (int64 unless int32).
 
     Returns
     -------
     TensorExpr
-        Axes ``d0 d1 ...``, spatial ones first; a mean is a sum and a fused multiplication; ``argmax`` a
-        maximum and the smallest position that attains it, or the first NaN, as in NumPy.
+        Axes ``d0 d1 ...``, spatial ones first; a mean is a sum and a fused multiplication; ``argmax`` is a maximum and
+        the smallest position that attains it, or the position of the first NaN, as in NumPy.
 
     Raises
     ------

@@ -82,7 +82,7 @@ class Reader:
         self.row, self.wave = row, wave
 
     def number(self, value: Any) -> float:
-        """Return this program's number in an array of shape ``()``, ``(N,)`` or ``(waves, N)``."""
+        """Return this program's number from an array of shape ``()``, ``(N,)`` or ``(waves, N)``."""
         array = np.asarray(value)
         if array.ndim == 2:
             return float(array[self.wave if self.wave is not None else 0, self.row])

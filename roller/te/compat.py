@@ -30,7 +30,7 @@ __all__ = [
 
 
 def analyzer(extents: Sequence[tuple[Any, int]]) -> Any:
-    """Return an arithmetic analyzer with ``0 <= var < extent`` of every pair."""
+    """Return an arithmetic analyzer with ``0 <= var < extent`` for every pair."""
     known = sym.Analyzer()
     for var, extent in extents:
         known.bind(var, tvm.ir.Range(0, extent))
@@ -105,7 +105,7 @@ def dtype_of(expr: Any) -> str:
 
 
 def default_pipeline(target: Any) -> Any:
-    """Return TVM's ``(pipeline, finalize_host, finalize_device)`` of a target."""
+    """Return TVM's ``(pipeline, finalize_host, finalize_device)`` for a target."""
     return tvm.tirx.get_default_tir_pipeline(target)
 
 

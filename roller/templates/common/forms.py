@@ -36,7 +36,7 @@ def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
 
 
 def _is_one_row(expr: TensorExpr) -> bool:
-    """Whether the expression is a product of one row or column."""
+    """Return whether the expression is a product of one row or column."""
     s = expr.anchor
     wide = {a.name for a in s.spatial_axes if a.extent > 1}
     if len(wide) == len(s.spatial_axes) or len(s.reduction_axes) != 1 or len(s.loads) != 2:

@@ -79,7 +79,7 @@ class Place:
                 yield self.register, block
 
     def _steps_reduction(self, a: int) -> bool:
-        """Whether programs of this structure may take a reduction axis in steps of any size."""
+        """Return whether programs of this structure may take a reduction axis in steps of any size."""
         return not self.batch.traits.slides_windows and (self.spec.traits.blocks or self.batch.traits.reuses)
 
     def _register_steps(self) -> Iterator[tuple[Ints, Ints]]:

@@ -71,7 +71,7 @@ def decided(batch: TileBatch, spec: DeviceSpec) -> Decision:
 
 
 def fits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs whose tiles fit in a unit's scratchpad."""
+    """Return the mask of programs whose tiles fit in a unit's scratchpad."""
     return np.asarray(decided(batch, spec).working_bytes <= spec.layer(spec.traits.scratchpad).budget_bytes)
 
 
@@ -111,7 +111,7 @@ def tile_of(batch: TileBatch) -> dict[str, Ints]:
 
 
 def in_steps(batch: TileBatch) -> Floats:
-    """Mask of programs whose accumulators outlive a superstep: several steps, or parts on several units."""
+    """Return the mask of programs whose accumulators outlive a superstep: several steps, or parts on several units."""
     return np.asarray((batch.steps > 1) | (batch.split_k > 1))
 
 

@@ -60,12 +60,12 @@ def grown(g: Geometry, grain: Grain, spec: DeviceSpec, options: ConstructOptions
 
 
 def whole_mask(g: Geometry) -> np.ndarray:
-    """Mask of the axes that every tile takes whole."""
+    """Return the mask of the axes that every tile takes whole."""
     return np.array([n in whole_axes(g.expr) for n in g.names], bool)
 
 
 def of_grain(batch: TileBatch, step: Ints) -> np.ndarray:
-    """Mask of programs that growth could make: tiles of whole grains, no more parts than steps."""
+    """Return the mask of programs that growth could make: tiles of whole grains, no more parts than steps."""
     g = batch.geometry
     whole = (batch.block >= g.extents)[:, whole_mask(g)].all(axis=1)
     parted = batch.split_k <= batch.counts[:, ~g.spatial].prod(axis=1)

@@ -23,7 +23,7 @@ def matrix_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions
 
 
 def matrix_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of the programs of a batch that construction offers."""
+    """Return the mask of the programs of a batch that construction offers."""
     del spec
     f, names = batch.fragment, batch.geometry.names
     assert f is not None  # the template matches no others

@@ -17,7 +17,7 @@ def vector_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions
 
 
 def vector_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of the programs of a batch that construction offers."""
+    """Return the mask of the programs of a batch that construction offers."""
     return of_grain(batch, _vector(batch.geometry, spec).step)
 
 

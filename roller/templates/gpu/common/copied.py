@@ -90,7 +90,7 @@ def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _vectorised(access: Access) -> bool:
-    """Whether elements of a data tile can be copied several at once: no bound cuts through its rows."""
+    """Return whether elements of a data tile can be copied several at once: no bound cuts through its rows."""
     if access.gather or (access.lattice[-1:] > 1).any():
         return False
     return not access.bounds or not access.index or not (access.shared[-1] or access.constants[-1])

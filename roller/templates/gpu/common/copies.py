@@ -37,7 +37,7 @@ QUASI_INSTRUCTIONS = 6.0
 
 
 def asynchronous(batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Whether the staged tiles of a batch are copied asynchronously, bypassing registers."""
+    """Return whether the staged tiles of a batch are copied asynchronously, bypassing registers."""
     return batch.pipelined and bool(spec.execution.async_copy_bytes)
 
 

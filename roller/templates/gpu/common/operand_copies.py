@@ -50,7 +50,7 @@ class OperandCopy:
         return self.width * self.access.tensor.itemsize_bytes
 
     def is_async(self, spec: DeviceSpec) -> np.ndarray:
-        """Mask of programs whose copies are asynchronous, ``(N,)``."""
+        """Return the mask of programs whose copies are asynchronous, ``(N,)``."""
         return np.asarray(bool(spec.execution.async_copy_bytes) & is_asynchronous(self.nbytes))
 
 
@@ -133,6 +133,6 @@ def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[i
 
 
 def are_async(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs that copy both operands asynchronously, ``(N,)``."""
+    """Return the mask of programs that copy both operands asynchronously, ``(N,)``."""
     one, other = operand_copies(batch)
     return np.asarray(one.is_async(spec) & other.is_async(spec))

@@ -20,7 +20,7 @@ from roller.tile.transactions import tile_transaction_bytes
 
 
 def runs_along_steps(access: Access, batch: TileBatch) -> bool:
-    """Whether an operand's rows run along a reduction of several steps, so that a step reads part of each."""
+    """Return whether an operand's rows run along a reduction of several steps, so that a step reads part of each."""
     if access.gather or not access.coefficients.shape[0]:
         return False
     along = np.flatnonzero(access.coefficients[-1])

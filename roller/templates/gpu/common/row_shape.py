@@ -61,7 +61,7 @@ class RowReduction:
         return meeting(*lane_counts(batch), self.itemsize_bytes, along=self.along)
 
     def tells(self, batch: TileBatch) -> np.ndarray:
-        """Mask of programs in which all lanes need the results; those of a split reduction need none."""
+        """Return the mask of programs in which all lanes need the results; those of a split reduction need none."""
         return np.asarray(self.is_read_again & (batch.split_k == 1))
 
 
@@ -164,7 +164,7 @@ def _reductions(expr: TensorExpr, along: bool) -> tuple[RowReduction, ...]:
 
 
 def keeps(batch: TileBatch) -> np.ndarray:
-    """Mask of programs whose register tiles hold all columns of a row."""
+    """Return the mask of programs whose register tiles hold all columns of a row."""
     fuse = rows_fuse(batch.geometry.expr)
     return np.asarray((batch.steps == 1) & (batch.split_k == 1) & (fuse and not batch.staged))
 

@@ -149,14 +149,14 @@ def _shifted_width(access: Access, shift: RowShift) -> int:
 
 
 def _covers(batch: TileBatch, shift: RowShift) -> np.ndarray:
-    """Mask of programs whose steps hold all positions of a row."""
+    """Return the mask of programs whose steps hold all positions of a row."""
     column = batch.geometry.names.index(shift.axis)
     covered = batch.counts[:, column] * batch.block[:, column]
     return np.asarray(shift.fits(int(batch.geometry.extents[column]), covered))
 
 
 def _fits(batch: TileBatch, shift: RowShift) -> np.ndarray:
-    """Mask of programs whose register tile is whole vectors and whose steps hold all positions."""
+    """Return the mask of programs whose register tile is whole vectors and whose steps hold all positions."""
     # An operand that is shifted with the rows but does not move with them would be held once per row of a thread.
     column = batch.geometry.names.index(shift.axis)
     fits = (batch.register[:, column] % shift.width == 0) & _covers(batch, shift)

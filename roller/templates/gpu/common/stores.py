@@ -55,5 +55,5 @@ def store_order(stage: Stage) -> tuple[Axis, ...]:
 
 
 def is_alone(expr: TensorExpr) -> bool:
-    """Whether one kernel computes an expression: one stage, or a reduction with an element-wise epilogue."""
+    """Return whether one kernel computes an expression: one stage, or a reduction with an element-wise epilogue."""
     return len(expr.stages) == 1 or (expr.epilogue is not None and expr.outputs == (expr.epilogue.name,))

@@ -55,6 +55,6 @@ def store_width(batch: TileBatch) -> Ints:
 
 
 def walks_along(batch: TileBatch, axis: int) -> bool:
-    """Whether the threads of window programs walk along an axis, so that they store results one by one."""
+    """Return whether the threads of window programs walk along an axis, so that they store results one by one."""
     slide = slide_of(batch.geometry.expr.anchor)
     return slide is not None and slide.axis == batch.geometry.names[axis]

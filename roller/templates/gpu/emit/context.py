@@ -83,7 +83,7 @@ class Context:
         return self.declare(tensor)
 
     def is_scalar(self, load: Load) -> bool:
-        """Whether the rows that a load reads may have any length, so that vectors of them may be misaligned."""
+        """Return whether the rows that a load reads may have any length, so that vectors of them may be misaligned."""
         return bool(load.index) and not self.scalar_axes.isdisjoint(load.index[-1].axes)
 
     def stage(self, tensor: str) -> Stage | None:
@@ -91,7 +91,7 @@ class Context:
         return next((s for s in self.expr.stages if s.name == tensor), None)
 
     def in_memory(self, tensor: str) -> bool:
-        """Whether a kernel may read the tensor from global memory; element-wise results are recomputed."""
+        """Return whether a kernel may read the tensor from global memory; element-wise results are recomputed."""
         return tensor in self.buffers and is_in_memory(self.expr, tensor)
 
     def readers(self, local: Mapping[str, Reader] | None = None) -> dict[str, Reader]:

@@ -32,12 +32,12 @@ class Many(int):
 
 
 def is_one(count: int) -> bool:
-    """Whether a count is one in all calls."""
+    """Return whether a count is one in all calls."""
     return count == 1 and not isinstance(count, Many)
 
 
 def is_certain(count: Any) -> bool:
-    """Whether a count is a number that is the same in all calls."""
+    """Return whether a count is a number that is the same in all calls."""
     return isinstance(count, int) and not isinstance(count, Many)
 
 

@@ -71,7 +71,7 @@ class Domain:
         return Many.of(math.prod(self.steps(a.name) for a in axes), any(a.name in self.open_axes for a in axes))
 
     def beyond(self, axis: str) -> bool:
-        """Whether tiles reach past the end of an axis."""
+        """Return whether tiles reach past the end of an axis."""
         return axis in self.open_axes or self.real[axis] % self.tile[axis] != 0
 
 
@@ -125,7 +125,7 @@ class StagedTile:
         return sum(i.const * p for i, p in zip(self.layout.dims, self.pitch, strict=True))
 
     def masked(self, axis: str, domain: Domain) -> bool:
-        """Whether every element beyond the end of ``axis`` holds ``fill``."""
+        """Return whether every element beyond the end of ``axis`` holds ``fill``."""
         if self.by_axes:
             return axis in self.layout.axes
         for d, i in enumerate(self.load.index):

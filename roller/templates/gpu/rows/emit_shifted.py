@@ -49,7 +49,7 @@ class Shifted:
         return {m.name: positions[m.name] - behind if m.slack else positions[m.name] for m in maps}
 
     def at_edge(self, at: Registers) -> bool:
-        """Whether the chunk at a register point may lie outside a row, wholly or partly."""
+        """Return whether the chunk at a register point may lie outside a row, wholly or partly."""
         return self.map.name in at.edges
 
     def inside(self, at: Registers, env: Mapping[str, Expr]) -> list[Expr]:

@@ -48,7 +48,7 @@ def depth_of(tile: StagedTile | None, axis: str, width: int, domain: Domain) -> 
 
 
 def _runs(tile: StagedTile, axis: str, width: int, domain: Domain) -> bool:
-    """Whether aligned chunks of ``width`` along an axis are always aligned vectors of the tile."""
+    """Return whether aligned chunks of ``width`` along an axis are always aligned vectors of the tile."""
     dtype = dtype_name(tile.target)
     if width * DTYPE_BYTES[dtype] > VECTOR_BYTES:
         return False

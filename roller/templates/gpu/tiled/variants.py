@@ -127,7 +127,7 @@ def _seconds(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Whether an operand exceeds the shared cache, so that the order of blocks matters."""
+    """Return whether an operand exceeds the shared cache, so that the order of blocks matters."""
     capacity = spec.layer("l2").kept_bytes
     return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)
 

@@ -58,7 +58,7 @@ def _transfer(
 
 
 def _whole_chunks(ctx: Context, t: GroupTile, domain: Domain) -> bool:
-    """Whether every chunk is one aligned run of the tensor, wholly inside or outside it."""
+    """Return whether every chunk is one aligned run of the tensor, wholly inside or outside it."""
     axis = t.along
     if not ctx.in_memory(t.load.tensor) or ctx.is_scalar(t.load) or any(axis in b.index.axes for b in t.load.guard):
         return False

@@ -47,7 +47,7 @@ def window_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions
 
 
 def window_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs within the limits; their last TEU may be partly filled, and walks are short."""
+    """Return the mask of programs within the limits; their last TEU may be partly filled, and walks are short."""
     whole = fills(batch.threads_per_block, spec.teu.lanes) & straight(batch.register)
     return np.asarray(fitting(batch, spec) & whole)
 
@@ -71,7 +71,7 @@ def _tiles(geometry: Geometry, slide: Slide, spec: DeviceSpec) -> tuple[Ints, In
 
 
 def fills(threads: Ints, lanes: int) -> np.ndarray:
-    """Mask of blocks whose threads fill their TEUs well enough for their programs to be considered."""
+    """Return the mask of blocks whose threads fill their TEUs well enough for their programs to be considered."""
     return np.asarray(threads >= _FILLED * -(-threads // lanes) * lanes)
 
 

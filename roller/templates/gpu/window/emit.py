@@ -153,7 +153,7 @@ class Window:
         return math.gcd(_WIDEST, m.registers, widest_vector(ld.index, tensor, m.name, m.extent))
 
     def _ragged(self, axis: str) -> bool:
-        """Whether a thread that starts inside an axis may reach beyond its end."""
+        """Return whether a thread that starts inside an axis may reach beyond its end."""
         m = self.by_name[axis]
         return m.extent % m.registers != 0
 
