@@ -1,4 +1,4 @@
-"""The float64 reference with bounds on correct kernels' results: running error analysis, stage by stage (design.md, section 7).
+"""The float64 reference with bounds on correct results: running error analysis, stage by stage (design.md, section 7).
 
 Every node carries its exact value and the bounds on a correct kernel's value (:mod:`roller.expr.rounding`,
 :mod:`roller.expr.enclosing`); reductions add the bound for their order of summation (:class:`_Total`).
@@ -237,7 +237,7 @@ class _Total:
         self.row = COMBINERS[s.combiner or "sum"]
         self.terms = math.prod(a.extent for a in s.reduction_axes)
         self.eps, self.eps_of_terms = EPS.get(s.acc_dtype, 0.0), eps_of_terms
-        self.unit = 0.0 if exact else np.inf  # smallest power of two that makes all terms integers; infinite if there is none
+        self.unit = 0.0 if exact else np.inf  # smallest power of two that makes all terms integers, or infinity
         self.vanishing = s.combiner == "sum" and self.terms * self.eps > _VANISHING
         self.parts: list[Enclosed] = []
         self.sizes: list[Any] = []

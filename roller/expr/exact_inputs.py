@@ -21,7 +21,7 @@ from roller.expr.tensor_expr import Stage, TensorExpr
 
 #: Relative bound of a sum above which it may hide single terms. The bound of K terms is 4 eps sqrt(K) sum|b|: in single
 #: precision, it exceeds one term from a few hundred terms on, and in half precision from the first term on. From 1 / (4
-#: eps) terms on it exceeds the whole sum, so that a result of all zeros would pass.
+#: eps) terms on, it exceeds the whole sum, so that a result of all zeros would pass.
 _HIDING = 2.0**-8
 #: Mean and root mean square of the magnitudes of :func:`coarse` normal numbers.
 _COARSE_MEAN, _COARSE_RMS = 0.82, 1.03

@@ -94,7 +94,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Odd:
-    """Odd integers, whose products are never zero: a ``share`` of threes, ones of either sign, and any odd value if unsigned."""
+    """Odd integers, whose products are never zero: a ``share`` of threes, ones of either sign, or any if unsigned."""
 
     share: float
     density: ClassVar[float] = 1.0

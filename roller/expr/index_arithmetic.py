@@ -111,8 +111,7 @@ def divided(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Index, In
     Examples
     --------
     >>> divided(Index((Term("h", 64), Term("d"))), 64, {"h": 12, "d": 64})
-    (Index(terms=(Term(axis='h', coef=1, div=1, mod=0),), const=0), Index(terms=(Term(axis='d', coef=1, div=1, mod=0),),
-    const=0))
+    (Index(terms=(Term(axis='h', coef=1, div=1, mod=0),), const=0), Index(terms=(Term(axis='d', coef=1, div=1, mod=0),), const=0))
     >>> divided(Index((Term("k"),)), 64, {"k": 768})[0]
     Index(terms=(Term(axis='k', coef=1, div=64, mod=0),), const=0)
     """  # noqa: E501 - two indices on one line

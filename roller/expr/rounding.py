@@ -37,7 +37,7 @@ _TWICE = 2.0**-22
 
 @dataclass(frozen=True)
 class Enclosed:
-    """Exact values, and bounds on a correct kernel's values, in arrays of one shape; the ends of a point are ``value``."""
+    """Exact values and bounds on a correct kernel's values, in arrays of one shape; a point's ends are ``value``."""
 
     value: Any
     low: Any

@@ -130,7 +130,7 @@ def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
     """Return ``value`` as an int of at least ``low``, or raise an ExprError with the argument's name."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise ExprError(f"{where}: argument '{argument}': expected an integer of at least {low}, got {shown(value)}.")
-    if value > MOST_POINTS:  # no tensor has as many elements, and Python does not print numbers with thousands of digits
+    if value > MOST_POINTS:  # no tensor has as many elements, and Python does not print very long numbers
         raise ExprError(f"{where}: argument '{argument}': expected at most {MOST_POINTS}, got {shown(value)}. "
                         "Use a smaller number.")  # fmt: skip
     return int(value)

@@ -193,7 +193,7 @@ def cases(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
 
 
 def both(a: list[list[HalfBound]], b: list[list[HalfBound]]) -> list[list[HalfBound]]:
-    """Return the combined alternatives of two conditions, or only those of the first condition if there are too many."""
+    """Return the combined alternatives of two conditions, or only the first condition's if there are too many."""
     return [[*x, *y] for x in a for y in b] if len(a) * len(b) <= _MOST_CASES else a
 
 
@@ -216,7 +216,7 @@ def _joint(bounds: list[HalfBound]) -> tuple[int | None, int | None]:
 
 
 def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor, extents: Mapping[str, int]) -> Load:
-    """Attach ``bounds`` to a load in normal form: on the load's own indices, within its tensor, and only where needed."""
+    """Attach ``bounds`` to a load in normal form: on the load's own indices, within its tensor, if needed."""
     # A side that a condition leaves open is closed by the bound of the tensor, which the access cannot cross there.
     limits: dict[Index, tuple[int, int]] = {b.index: (b.low, b.high) for b in load.guard}
     for b in bounds:

@@ -116,7 +116,7 @@ def _block(statement: Any) -> Block:
 
 
 def _check_loops(loops: list[Any], axes: Any, values: Any, where: str) -> None:
-    """Raise unless the loops give every axis each of its values exactly once: the reader uses the axes, not the loops."""
+    """Raise unless the loops give every axis each of its values exactly once: the reader uses axes, not loops."""
     whole = {}
     for loop in loops:
         plain = loop.kind == tirx.ForKind.SERIAL and loop.thread_binding is None

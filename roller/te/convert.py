@@ -180,7 +180,7 @@ class Converter:
         return self._value_of(index, dtype) if index.terms else Const(index.const, dtype)
 
     def _value_of(self, index: Index, dtype: str) -> Scalar:
-        """Return the value of an index; beyond 32 bits (the index type of kernels), return it as arithmetic on its terms."""
+        """Return the value of an index; beyond 32 bits (the kernels' index type), use arithmetic on its terms."""
         low, high = index.range(self.space.extents)
         if dtype != "int64" or max(abs(low), abs(high)) < OFFSET_ELEMENTS:
             return IndexValue(index, dtype)

@@ -30,7 +30,7 @@ _COUNTED_CODES = 1 << 16
 
 
 def product(table: NDArray[_Number], columns: Iterable[int]) -> NDArray[_Number]:
-    """Return the product of selected columns for each row, ``(N,)``; this is faster than a reduction along short rows."""
+    """Return the product of selected columns for each row, ``(N,)``; faster than a reduction along short rows."""
     total: NDArray[_Number] | None = None
     for c in columns:
         total = table[:, c] if total is None else total * table[:, c]
@@ -101,7 +101,7 @@ class Access:
 
     @cached_property
     def shared_axes(self) -> NDArray[np.bool_]:
-        """Mask of the axes of shared dimensions: windows, overlapping or adjacent, and the axes along which they lie."""
+        """Mask of the axes of shared dimensions: windows, overlapping or adjacent, and the axes they lie along."""
         return np.asarray((self.coefficients[np.array(self.shared, bool)] != 0).any(axis=0))
 
     @cached_property
@@ -297,7 +297,7 @@ class Access:
         return sums[inverse]
 
     def pieces(self, d: int, axes: tuple[int, ...], tile: Ints) -> tuple[Ints, Ints]:
-        """Return the first position and the number of positions along one dimension for each tile position over ``axes``."""
+        """Return the first position and the position count along one dimension for each tile position over ``axes``."""
         moves = [(int(tile[a]), int(self.coefficients[d, a]), int(self.axis_extents[a])) for a in axes]
         return tile_pieces(int(self.constants[d]), moves, int(self.lattice[d]), self.tensor.shape[d])
 

@@ -49,7 +49,7 @@ class Box:
         return tuple(found)
 
     def counts(self, tile: Mapping[str, Ints | int]) -> list[Ints]:
-        """Return the maximum number of lattice positions that a tile touches per dimension; axes not in ``tile`` are whole."""
+        """Return the maximum number of lattice positions that a tile touches per dimension; other axes are whole."""
         whole, out = dict(self.extents), []
         for d, (step, size) in enumerate(zip(self.lattice, self.tensor.shape, strict=True)):
             spans = [_span(a[d], tile, whole) for a in self.accesses]
@@ -74,7 +74,7 @@ class Box:
         return total
 
     def start(self, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, ...]:
-        """Return the first in-bounds position per dimension that points of ``ranges`` (first and last by axis) touch."""
+        """Return the first in-bounds position per dimension that points of ``ranges`` (first, last by axis) touch."""
         whole, found = dict(self.extents), []
         for d, step in enumerate(self.lattice):
             low = min(least(a[d], ranges, whole) for a in self.accesses)

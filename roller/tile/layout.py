@@ -156,7 +156,7 @@ class LaneReads:
         return max(self.degrees(padding, banks, bank_width_bytes))
 
     def degrees(self, padding: int, banks: int, bank_width_bytes: int) -> tuple[int, ...]:
-        """Return the maximum number of distinct words that one bank serves, for every group of lanes served together."""
+        """Return the maximum number of distinct words that one bank serves, per group of lanes served together."""
         key = (padding, banks, bank_width_bytes)
         if key not in self._memo:
             self._memo[key] = self._count(*key)
@@ -185,7 +185,7 @@ class LaneReads:
 
 
 def thread_chunks(program: RProgram) -> dict[str, int]:
-    """Return the number of contiguous elements in a thread's tile per axis: all elements, or one chunk if interleaved."""
+    """Return the number of contiguous elements in a thread's tile per axis: all, or one chunk if interleaved."""
     register, threads = program.tile("register"), program.threads
     chunks = {}
     for a in program.axes:

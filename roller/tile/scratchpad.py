@@ -1,4 +1,4 @@
-"""Scratchpad bytes of staged tiles, for one program or arrays: pipeline slots, and tiles too large for static memory."""
+"""Scratchpad bytes of staged tiles, for one program or arrays: pipeline slots, tiles beyond static allocation."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _distinct(tiles: Ints, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
 
 
 def _leads(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints) -> Ints:
-    """Return the dimension at which the run of every tile starts, with all faster dimensions covered whole, ``(N,)``."""
+    """Return the dimension at which every tile's run starts, with all faster dimensions covered whole, ``(N,)``."""
     last = len(access.tensor.shape) - 1
     leads, going = np.full(len(tiles), last, np.int64), np.ones(len(tiles), bool)
     for d in range(last, 0, -1):

@@ -57,7 +57,7 @@ def staged_itemsize(expr: TensorExpr, tensor: Tensor) -> int:
 
 @lru_cache(maxsize=4096)
 def widest_vector(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int) -> int:
-    """Return the maximum number of elements along ``axis`` such that every aligned chunk is one aligned vector in memory."""
+    """Return the largest number of elements along ``axis`` such that every aligned chunk is one memory vector."""
     width = max(1, VECTOR_BYTES // tensor.itemsize_bytes)
     while width > 1 and not vectorizable(index, tensor, axis, extent, width):
         width //= 2

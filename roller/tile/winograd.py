@@ -178,7 +178,7 @@ def _slide(index: Index, dimension: int, spatial: set[str]) -> tuple[str, str, i
 
 
 def _plain(indices: Sequence[Index]) -> bool:
-    """Return whether every index is one axis, a digit of one, or a constant, and axes repeat only as all their digits."""
+    """Return whether every index is an axis, a digit of one, or a constant, and axes repeat only as all digits."""
     if any(len(i.terms) > 1 or (i.terms and (i.const or i.terms[0].coef != 1)) for i in indices):
         return False
     digits: dict[str, list[tuple[int, int]]] = {}
@@ -291,7 +291,7 @@ class WinogradPlan:
 
     @property
     def channel_pitch(self) -> int:
-        """Distance (elements) between adjacent tiles in ``V``: an odd number of cache lines, so that cache sets differ."""
+        """Pitch (elements) of adjacent tiles in ``V``: an odd number of cache lines, so that cache sets differ."""
         line = 16
         lines = -(-self.channels // line)
         return (lines + 1 - lines % 2) * line
@@ -301,7 +301,7 @@ class WinogradPlan:
         cls, expr: TensorExpr, structure: str, register: Mapping[str, int], task: Mapping[str, int], lanes: int,
         open_axes: Sequence[str] = (),
     ) -> WinogradPlan | None:  # fmt: skip
-        """Return the plan for a register tile and a task tile (elements per axis), or ``None`` for other expressions."""
+        """Return the plan for register and task tiles (elements per axis), or ``None`` for other expressions."""
         form = window_product(expr)
         if form is None or {form.filter, form.channel} & set(open_axes):
             return None

@@ -1,4 +1,4 @@
-"""Checks of bulk-synchronous programs that a person named."""
+"""Checks of bulk-synchronous programs named by the user."""
 
 from __future__ import annotations
 

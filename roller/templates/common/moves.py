@@ -23,7 +23,7 @@ class Place:
 
     @classmethod
     def of(cls, batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> Place:
-        """Return the context of the one program of a batch."""
+        """Return the context of the single program in a batch."""
         return cls(batch, spec, options)
 
     @property
@@ -38,12 +38,12 @@ class Place:
 
     @property
     def stages(self) -> int:
-        """Copies of a staged tile in flight."""
+        """Number of copies of a staged tile in flight."""
         return int(np.max(self.batch.stages))
 
     @property
     def raster(self) -> int:
-        """Tiles of the slower axis that blocks cover before the faster axis advances."""
+        """Number of tiles along the slower axis that blocks cover before the faster axis advances."""
         return int(np.max(self.batch.raster))
 
     @property

@@ -9,7 +9,7 @@ from roller.tile.geometry import Floats, Geometry, Ints, product
 
 def tile_cost(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
     """Return traffic Q(T) and footprint F(T) in bytes, ``(N,)`` each."""
-    # Borders are not clipped: that is cheap, and monotone in the same way.
+    # Borders are not clipped, which is cheap and equally monotone.
     counts = geometry.counts(tiles).astype(np.float64)
     outputs = product(counts, geometry.spatial_axes)
     launches = outputs * product(counts, geometry.reduced_axes)

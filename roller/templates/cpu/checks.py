@@ -65,7 +65,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
     held = estimate.terms.get("vectors")
     vectors = "accumulators and operands" if held is None else f"{held:.0f} vectors of accumulators, beside operands"
     lim = spec.limits
-    if lim.usable_vector_registers == lim.vector_registers:  # a named program may use up all there is
+    if lim.usable_vector_registers == lim.vector_registers:  # a named program may use the whole capacity
         return f"{vectors} exceed the {lim.vector_registers} vector registers"
     return f"{vectors}: {lim.usable_vector_registers} of {lim.vector_registers} vector registers are usable"
 

@@ -1,4 +1,4 @@
-"""The templates of CPUs in the order in which their programs are constructed, and the functions that use the list."""
+"""The templates for CPUs, in the order in which their programs are constructed, and the functions that use the list."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -
 def price_programs(
     batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
 ) -> Terms:
-    """Price the programs of a batch, which have no fields beyond the batch's."""
+    """Price the programs of a batch, which have no fields beyond those of the batch."""
     del programs
     return price(batch, spec, told)
 

@@ -17,16 +17,17 @@ from roller.expr import Bound
 from roller.expr.trimming import adds_nothing_outside
 from roller.tile.geometry import Floats, Geometry, Ints
 
-#: Largest average share of taps inside the image for which clipping pays: individual loop ends per tile prevent the
+#: Maximum average share of taps inside the image for which clipping pays off: individual loop ends per tile prevent the
 #: window's unrolling and the reuse between its steps.
 _MOST_LIVE = 0.8
-#: Fewest outputs of a segment: tiles that end where taps leave the image are no longer than the shortest segment.
+#: Minimum number of outputs in a segment: tiles that end where taps leave the image are no longer than the shortest
+#: segment.
 _SHORTEST_SEGMENT = 2
 
 
 @dataclass(frozen=True)
 class Slide:
-    """A point of the axes ``output`` and ``tap`` is inside where ``low <= step * output + gap * tap < high``."""
+    """A point of the axes ``output`` and ``tap`` is inside if ``low <= step * output + gap * tap < high``."""
 
     output: int
     tap: int
@@ -47,7 +48,7 @@ class Slide:
 
 def slides(geometry: Geometry) -> tuple[Slide, ...]:
     """Return the reduction axes whose points outside an index bound add nothing, as slides."""
-    # Each has one bound, on an index of one spatial and one reduction axis with positive coefficients.
+    # Each slide has one bound, on an index of one spatial and one reduction axis with positive coefficients.
     expr = geometry.expr
     if "slides" not in expr._memo:
         expr._memo["slides"] = _slides(geometry)

@@ -1,4 +1,4 @@
-"""One-sided products with the matrices of Winograd's algorithm, as expressions that share common parts."""
+"""One-sided products with the matrices of Winograd's algorithm, as expressions that share common subexpressions."""
 
 from __future__ import annotations
 

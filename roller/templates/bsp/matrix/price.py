@@ -1,4 +1,4 @@
-"""Price of the matrix unit: one operand stays in the unit while the other streams through it."""
+"""Price of a matrix unit's programs: one operand stays in the unit while the other streams through it."""
 
 from __future__ import annotations
 

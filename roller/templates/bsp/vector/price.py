@@ -1,4 +1,4 @@
-"""Price of programs of vectors: the anchor costs the same as any other stage."""
+"""Price of vector programs: the anchor costs the same as any other stage."""
 
 from __future__ import annotations
 

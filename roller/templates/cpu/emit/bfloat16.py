@@ -1,4 +1,4 @@
-"""Rounding to bfloat16 by integer arithmetic on the bits of float32, in which processors compute it.
+"""Rounding to bfloat16 by integer arithmetic on the bits of float32, the dtype in which processors compute it.
 
 A conversion to bfloat16 and back changes no dtype here, where both are float32, but it rounds.
 """

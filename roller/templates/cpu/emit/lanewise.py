@@ -1,6 +1,6 @@
 """Serialise vector loops that bind values and that TVM would run lane by lane anyway.
 
-TVM's vectoriser turns a whole statement into scalars at the first call or branch it has no vectors for. It may then
+TVM's vectoriser turns a whole statement into scalars at the first call or branch that it cannot vectorise. It may then
 visit a ``Let`` twice, and rejects the second visit as another value of the same variable.
 """
 
@@ -33,7 +33,7 @@ def without_vain_vectors(body: Stmt) -> Stmt:
 
 
 def _falls_back(loop: Any, bound: list[Any]) -> bool:
-    """Return whether a vector loop has a call without vector form, or a branch, that depends on the lane."""
+    """Return whether a vector loop has a call without a vector form, or a branch, that depends on the lane."""
     varying = {loop.loop_var}
     grows = True
     while grows:  # bindings nest in values and in bodies, so their order is unknown

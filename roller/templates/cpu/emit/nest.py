@@ -118,7 +118,7 @@ def is_parallel(body: Stmt) -> bool:
 
 
 def task_counts(body: Stmt) -> tuple[int, ...]:
-    """Return the tasks of each parallel loop in order; ``()`` if one is nested or its extent is known at run time only.
+    """Return the tasks of each parallel loop in order; ``()`` if one is nested or its extent is known only at run time.
 
     Examples
     --------
@@ -246,7 +246,7 @@ def dimensions(buffer: Buffer, index: Sequence[Any]) -> tuple[int, ...]:
 
 
 def known(extent: int | Expr) -> int | Expr:
-    """Return an extent as a number, or unchanged if it is known at run time only."""
+    """Return an extent as a number, or unchanged if it is known only at run time."""
     return int(extent) if isinstance(extent, (int, tirx.IntImm)) else extent
 
 

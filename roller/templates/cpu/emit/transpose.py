@@ -1,7 +1,7 @@
 """Transposition of square blocks of a packed operand in vector registers.
 
-A panel whose lanes are columns of the tensor is a transposed copy. Single elements take a load and a store each; a
-block of as many vectors as lanes takes ``log2(lanes)`` rounds of two shuffles per pair of vectors.
+A panel whose lanes are columns of the tensor is a transposed copy. A single element takes a load and a store; a block
+of as many vectors as lanes takes ``log2(lanes)`` rounds of two shuffles per pair of vectors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from roller.te.compat import tirx
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, element_dtype, integer, read_vector, seq
 
-#: Fewest lanes for which shuffles pay.
+#: Minimum number of lanes for which shuffles pay off.
 _LANES = 4
 
 

@@ -19,7 +19,7 @@ from roller.templates.cpu.tiled.candidates import register_tiles, task_tiles
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import MATRIX
 
-#: Micro-kernels per vector axis that are combined with tasks.
+#: Number of micro-kernels per vector axis that are combined with tasks.
 _KERNELS = 24
 
 

@@ -17,7 +17,7 @@ from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, dimensions, integ
 from roller.templates.cpu.emit.plan import ReductionPlan, SpatialPlan, task_tile_of, tile_of, tile_start
 
 Env = dict[str, Any]
-#: Largest word (elements) that is copied without a loop.
+#: Maximum word size (elements) that is copied without a loop.
 _UNROLLED = 8
 
 

@@ -1,4 +1,4 @@
-"""The matrix program of tiles and a fragment that a user names: the program that ``predict(fragment=...)`` prices."""
+"""The matrix program for a user's named tiles and fragment: the program that ``predict(fragment=...)`` prices."""
 
 from __future__ import annotations
 

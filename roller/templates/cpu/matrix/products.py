@@ -36,7 +36,8 @@ def _widened(factor: Scalar) -> Load | None:
 
 def fragments_of(spec: DeviceSpec) -> list[Fragment]:
     """Return the instructions whose features the processor's target lists."""
-    # Of those with one row only the fastest: with the same tiles and smaller panels it is never slower.
+    # Among instructions with one row, only the fastest is kept: with the same tiles and smaller panels, it is never
+    # slower.
     features, rates = spec.target.get("features", "").split(), spec.compute.ops_per_cycle_per_unit
     here = [f for f in spec.fragments if f.arch in features]
     vectors = [f for f in here if f.m == 1]
@@ -47,7 +48,7 @@ def fragments_of(spec: DeviceSpec) -> list[Fragment]:
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[str, str, str]]:
     """Return the axes along which an instruction's rows, lanes and words may run, ``(m, n, k)`` each."""
     # Lanes run along an axis that indexes one operand only; words along the reduction axis in which the other operand
-    # has contiguous words, else along the axis that wastes least.
+    # has contiguous words, else along the axis that wastes the least.
     expr = geometry.expr
     loads = byte_product(expr.anchor)
     if fragment not in fragments_of(spec) or not structure_of(geometry).reuses or loads is None:

@@ -38,9 +38,9 @@ from roller.tile import RProgram
 _LANE = "@lane"
 Env = Mapping[str, Any]
 
-#: Fewest points for which splitting a stage over cores pays.
+#: Minimum number of points for which splitting a stage over cores pays off.
 _SPLIT_POINTS = 1 << 16
-#: Rows of a reduction that are unrolled together.
+#: Number of rows of a reduction that are unrolled together.
 _ROW_GROUP = 4
 #: Parts of a split reduction per core.
 _PARTS_PER_CORE = 4
@@ -340,5 +340,5 @@ def rows_body(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Stmt
 
 
 def rows_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
-    """Return the loop nest of a row program; arguments as of :func:`rows_body`."""
+    """Return the loop nest of a row program; for the arguments, see :func:`rows_body`."""
     return Nests(rows_body(program, buffers, cores))

@@ -15,7 +15,8 @@ from roller.expr.scalar import Index
 from roller.tile.row_values import replaced, row_form, shared_values
 from roller.tile.rows import RowStage, row_stages
 
-#: Largest row (elements) whose shared values are kept; those of longer rows would leave L2 and are recomputed.
+#: Maximum length (elements) of rows whose shared values are kept; values of longer rows would leave L2 and are
+#: recomputed.
 _ROW_ELEMENTS = 1 << 16
 
 

@@ -37,7 +37,7 @@ class Reducer:
 
     @property
     def accumulators(self) -> int:
-        """Vectors of partial results; for expensive values only as many as are computed interleaved."""
+        """Vectors of partial results; for expensive values, only as many as are computed interleaved."""
         # More accumulators would take registers from the computation of the values.
         functions = (FUNCTIONS[n.fn] for n in walk(self.stage.body) if isinstance(n, Call))
         is_long = self.before is not None or any(f.instruction_class == "special" for f in functions)

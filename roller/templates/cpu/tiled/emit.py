@@ -68,7 +68,7 @@ Env = dict[str, Any]
 
 @dataclass
 class Tiled:
-    """One lowering of a tiled program: its plans, buffers and the pieces of its loop nest."""
+    """One lowering of a tiled program: its plans, its buffers and the pieces of its loop nest."""
 
     program: RProgram
     buffers: dict[str, Buffer]
@@ -204,7 +204,7 @@ class Tiled:
         return self.nest.grid([count[s.name] for s in loops], tile)
 
     def _loop_order(self) -> list[SpatialPlan]:
-        """Return the axes in the loop order of their register tiles."""
+        """Return the axes in the order of the loops over their register tiles."""
         names, plans = self.program.axis_names, {s.name: s for s in self.spatial}
         return [plans[names[a]] for a in decisions_of(self.program).loop_order[0].tolist()]
 
@@ -288,7 +288,7 @@ class Tiled:
         return emit_scalar(self.body, self.at(env, inner), self.tensors).astype(self.stage.acc_dtype)
 
     def _reduce(self, env: Env, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
-        """Loop over one chunk of the reduction axes, with blocks of the innermost axis outermost if it has any."""
+        """Loop over one chunk of the reduction axes, with blocks of the innermost axis outermost if there are any."""
 
         def span(r: ReductionPlan) -> tuple[Any, Any]:
             if r.name in self.skipped:

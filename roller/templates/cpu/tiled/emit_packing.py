@@ -218,7 +218,7 @@ def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Ma
 
     def valid(d: int) -> tuple[int, int]:
         bounds = plan.bounds[d]
-        if bounds is None:  # the extent may be known at run time only
+        if bounds is None:  # the extent may be known only at run time
             return 0, shape[d]
         return max(bounds[0], 0), min(bounds[1], shape[d])
 

@@ -1,4 +1,4 @@
-"""Reductions split over tasks, for few outputs and a deep reduction.
+"""Reductions split over tasks, for few outputs and deep reductions.
 
 Each part reduces a share of the chunks into a common buffer; the parts are combined afterwards in order, so that a
 program always gives the same bits.

@@ -1,4 +1,4 @@
-"""Programs one step from a tiled program or from dot products: other packing, vectors and splits."""
+"""Programs one step away from a tiled program or from dot products: other packing, vectors and splits."""
 
 from __future__ import annotations
 

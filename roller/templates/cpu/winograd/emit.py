@@ -55,7 +55,7 @@ _DTYPE = "float32"
 
 @dataclass
 class _Winograd:
-    """One lowering: the plan, the private buffers, the pieces of the loop nest."""
+    """One lowering: the plan, the private buffers, and the pieces of the loop nest."""
 
     program: RProgram
     buffers: dict[str, Buffer]

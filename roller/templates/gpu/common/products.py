@@ -12,7 +12,7 @@ from roller.tile.winograd_products import Products, products
 
 
 def products_of(batch: TileBatch) -> Products | None:
-    """Return the matrix product that the programs of a GPU batch tile, ``None`` if its structure has none."""
+    """Return the matrix product that the programs of a GPU batch tile, or ``None`` if its structure has none."""
     if not batch.traits.output_side or batch.panel is not None:
         return None
     return products(batch.geometry.expr, batch.structure)

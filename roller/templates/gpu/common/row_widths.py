@@ -1,4 +1,4 @@
-"""Widths of a row program's accesses: vectors of its register tile, shifted if rows start anywhere.
+"""Widths of a row program's accesses: vectors of its register tile, shifted if rows may start anywhere.
 
 Shifted positions (:mod:`roller.tile.row_shift`) cost predicates at both edges of a row and an element-wise path there;
 they pay for many elements per thread.
@@ -19,7 +19,7 @@ from roller.tile.rows import contiguous_axis
 
 #: Instructions per load and per store: the access and its share of addresses and predicates.
 LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 2.0, 3.0
-#: A guarded bound of an element or vector.
+#: Instructions per guarded bound of an element or vector.
 GUARD_INSTRUCTIONS = 2.0
 #: Chunks that may lie only partly in a row: its first and its last.
 _EDGES = 2
@@ -58,7 +58,7 @@ def _chosen_vectors(batch: TileBatch) -> Ints:
 
 
 def shifted_elements(batch: TileBatch) -> Ints:
-    """Return the elements of a vector of shifted positions, ``(N,)``; 1: rows are read as they start."""
+    """Return the number of elements in a vector of shifted positions, ``(N,)``; 1 if rows are read as they start."""
     return _shifted(batch)[0]
 
 
@@ -82,7 +82,7 @@ def _shifted(batch: TileBatch) -> tuple[Ints, Floats]:
 
 
 def asked_shifts(batch: TileBatch) -> tuple[RowShift, ...]:
-    """Return the shifts of rows for the widths of the batch's vectors."""
+    """Return the row shifts for the widths of the batch's vectors."""
     if batch.vectors is None:
         return shifts(batch.geometry)
     expr = batch.geometry.expr

@@ -1,4 +1,4 @@
-"""Properties of memory accesses that decide masking; pure arithmetic, no TVM."""
+"""Properties of memory accesses that determine masking; pure arithmetic without TVM."""
 
 from __future__ import annotations
 
