@@ -1,4 +1,4 @@
-"""Programs of GPU libraries: the templates' own programs, restricted to the kernels that a :class:`LibraryPolicy` describes."""
+"""Programs of GPU libraries: the templates' programs, restricted to kernels that a :class:`LibraryPolicy` describes."""
 
 from __future__ import annotations
 

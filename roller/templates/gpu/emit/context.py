@@ -52,7 +52,7 @@ class Context:
             self.declare(t)
 
     def prefix(self, word: str) -> str:
-        """Return a prefix derived from ``word`` that no tensor's name has, for registers that replace loads in a body."""
+        """Return a prefix, made from ``word``, that no tensor name has, for registers that replace loads in a body."""
         while any(name.startswith(word) for name in self.tensors):
             word += "_"
         return word

@@ -101,7 +101,7 @@ class RegisterTile:
 def fragments(
     ctx: Context, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str, shift: RowShift | None = None
 ) -> list[RegisterTile]:
-    """Return registers for every load over the register tile of ``maps``, indexed by position if rows have a ``shift``."""
+    """Return registers for every load over the register tile of ``maps``, by position if rows have a ``shift``."""
     found: list[RegisterTile] = []
     prefix = ctx.prefix(prefix)
     for n, ld in enumerate(wanted):

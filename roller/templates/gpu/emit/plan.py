@@ -31,7 +31,7 @@ def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
 
 
 def _stage_by_stage(ctx: Context, program: RProgram, template: Template) -> list[Stmt]:
-    """Return one or two kernels per stage; only the anchor follows the program, other stages follow default mappings."""
+    """Return one or two kernels per stage; only the anchor follows the program, others follow default mappings."""
     expr, out = ctx.expr, list[Stmt]()
     # A pipeline places its own barriers; another reduction relies on TVM's.
     single = sum(s.combiner is not None for s in expr.stages) == 1

@@ -46,7 +46,7 @@ _IN_FLIGHT = 16
 
 @dataclass(frozen=True)
 class Domain:
-    """Extents of a stage's axes (elements): real, and of one tile; the extents of ``open_axes`` differ between calls."""
+    """Extents of a stage's axes (elements): real, and per tile; the extents of ``open_axes`` differ between calls."""
 
     real: Mapping[str, int]
     tile: Mapping[str, int]

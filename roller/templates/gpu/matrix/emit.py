@@ -146,7 +146,7 @@ class Matrix:
         return seq([self.unit.clear(), ring])
 
     def _steps(self) -> tuple[Expr | int, Callable[[Expr], Mapping[str, Expr]]]:
-        """Return the number of steps that this block takes, and the function that maps a step to the start of its tiles."""
+        """Return the number of steps of this block, and the function that maps a step to the start of its tiles."""
         axes = self.stage.reduction_axes
         steps = [self.domain.steps(a.name) for a in axes]
         total, parts = self.domain.all_steps(axes), self.program.split_k

@@ -72,7 +72,7 @@ class Writer:
         self.itemsize = DTYPE_BYTES[dtype_name(target)]
 
     def width(self, axis: str, most: int) -> int:
-        """Return the number of neighbours along ``axis``, up to ``most``, that always form an aligned vector of the target."""
+        """Return the number of neighbours along ``axis``, up to ``most``, that always form an aligned vector."""
         return Results.of(self.result).widest(axis, self.stage.extents[axis], most)
 
     def way(self, fragment: Fragment, axis: str, columns: int) -> MatrixStore:

@@ -41,7 +41,7 @@ class Place:
     swizzled: bool
 
     def split(self, position: int, k: int) -> tuple[int, int]:
-        """Return the offset along the row that an address must include, and the constant byte distance from that offset."""
+        """Return the offset along the row that an address must include, and the constant byte distance from it."""
         # ``position`` is along m (n), a multiple of eight; ``k`` along k.
         along, across = (position, k) if self.operand.transposed else (k, position)
         if self.swizzled:

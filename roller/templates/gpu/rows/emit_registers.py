@@ -1,4 +1,4 @@
-"""Registers for values a row kernel computes once: per row, or per element for later stages.
+"""Registers for values that a row kernel computes once: per row, or per element for later stages.
 
 The expression determines these values (:mod:`roller.tile.row_values`).
 """

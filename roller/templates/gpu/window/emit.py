@@ -52,7 +52,7 @@ from roller.tile.scratchpad import STATIC_SHARED_BYTES
 from roller.tile.vectors import widest_vector
 from roller.tile.windows import RowBox, fragment_of, slide_of
 
-#: Elements of the widest load of a thread.
+#: Number of elements in the widest load of a thread.
 _WIDEST = 8
 
 
@@ -117,8 +117,8 @@ class Window:
         return 0, 1, extent
 
     def _weight_buffer(self, n: int, ld: Load) -> tuple[Buffer, tuple[tuple[str, int], ...]]:
-        """Return the registers of an operand a thread keeps, and the axes it moves with in them."""
-        moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, which makes vectors
+        """Return the registers for an operand that a thread keeps, and the axes with which it moves in them."""
+        moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, which allows vectors
         axes = tuple((a, self.register[a]) for a in moving)
         size = math.prod(e for _, e in axes)
         return buffer(f"weight{n}", (size,), compute_dtype(self._dtype(ld)), "local"), axes
@@ -145,7 +145,7 @@ class Window:
         return loops(points, one, unroll=True)
 
     def _weight_width(self, ld: Load) -> int:
-        """Return how many elements of a kept operand a thread loads at once."""
+        """Return the number of elements of a kept operand that a thread loads at once."""
         last = ld.index[-1].terms if ld.index else ()
         if len(last) != 1 or last[0].axis not in self.by_name or not self.ctx.in_memory(ld.tensor) or ld.guard:
             return 1
@@ -326,7 +326,7 @@ def _element(source: Buffer, index: Expr) -> Reader:
 
 
 def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernel of a whole expression; ``None`` if it needs further kernels."""
+    """Return the kernel for a whole expression, or ``None`` if it needs further kernels."""
     if len(stages) < len(ctx.expr.stages) or not is_alone(ctx.expr):
         return None
     return [window_kernel(ctx, ctx.expr.anchor, ctx.expr.epilogue, program)]

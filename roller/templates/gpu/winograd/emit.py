@@ -1,9 +1,10 @@
 """Kernels of 3x3 windows by Winograd's algorithm (:mod:`roller.tile.winograd`): transforms, product, back transform.
 
-Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, ``e`` the element of the transformed tile and ``t``
-the number of an output tile; channels or filters contiguous in image or output are so in ``V`` or ``M``. One kernel
-transforms both operands, a block either filters or images; constant filters are transformed before all calls. A thread
-transforms one tile of one channel or filter. The product is the tiled template's.
+Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, where ``e`` is the element of the transformed tile and
+``t`` the number of an output tile; channels or filters that are contiguous in the image or output are also contiguous
+in ``V`` or ``M``. One kernel transforms both operands, each block either filters or images; constant filters are
+transformed before all calls. A thread transforms one tile of one channel or filter. The tiled template computes the
+product.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from roller.tile.vectors import vectorizable
 from roller.tile.winograd import WINDOW, Matrix, matrices
 from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Products, products
 
-#: Extents of a part of a kernel, the last one fastest, and the statement of one point's thread.
+#: Extents of a part of a kernel, the last extent fastest, and the statement of one point's thread.
 Points: TypeAlias = tuple[tuple[int, int], Callable[[Expr, Expr], Stmt]]
 
 _DTYPE = "float32"
@@ -69,7 +70,7 @@ def winograd_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
 
 
 class _Winograd:
-    """One lowering: the workspaces and the kernels between them."""
+    """One lowering: the workspaces and the kernels that connect them."""
 
     def __init__(self, ctx: Context, program: RProgram, found: Products) -> None:
         self.ctx, self.program, self.found, self.form = ctx, program, found, found.form
@@ -81,7 +82,7 @@ class _Winograd:
         self.image, self.products = self._own(self.form.image.tensor), self._own(program.expr.anchor.name)
 
     def _own(self, name: str, constant: bool = False) -> Buffer:
-        """Declare the transformed tensor of a name: a workspace, or a panel if it never changes."""
+        """Declare the transformed tensor with a name: a workspace, or a panel if it never changes."""
         tensor = self.found.expr.tensors[name]
         fresh = f"{name}_transformed"
         while fresh in self.ctx.buffers or fresh in self.ctx.expr.tensors:
@@ -107,7 +108,7 @@ class _Winograd:
         return [_each_thread(transforms), *multiply, _each_thread([self._outputs()])]
 
     def _extent(self, axis: str) -> int:
-        """Return the extent of an axis of the product, repeated tiles or filters included."""
+        """Return the extent of an axis of the product, including repeated tiles or filters."""
         return self.found.expr.anchor.extents[axis]
 
     def _filters(self) -> Points:
