@@ -95,8 +95,8 @@ _FIRST, _TOGETHER = 4, 8
 
 def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
     """Return the estimate of the fastest program, with staged tiles in their best layout; ties go to the first."""
-    # Laying out a program takes as long as pricing hundreds of programs, so only those tiles are laid out whose
-    # lower bound does not exceed the best price so far.
+    # Laying out a program takes as long as pricing hundreds of programs, so only tiles whose lower bound does not
+    # exceed the best price so far are laid out.
     best: _Best | None = None
     tiled: dict[int, tuple[LeastLaidOut, Floats]] = {}
     for n, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""Neighbours of a program: one aligned step of a tile, other vectors, staging or splits."""
+"""Neighbours of a program: programs that differ by one aligned step of a tile, or in vectors, staging or splits."""
 
 from __future__ import annotations
 

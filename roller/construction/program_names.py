@@ -61,7 +61,7 @@ def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram
 
 
 def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
-    """Return the estimate of a program, bit-equal to that of ``construct``."""
+    """Return the estimate of a program, bit-equal to the estimate of ``construct``."""
     estimate = pricing.estimate_program(program, spec, warm)
     if not math.isfinite(estimate.seconds):  # budgets reserved for the compiler bind construction, not the device
         estimate = pricing.estimate_program(program, replace_budget(spec), warm)
@@ -71,7 +71,7 @@ def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = 
 
 
 def forms_of(expr: TensorExpr) -> Iterator[TensorExpr]:
-    """Yield every form of an expression that construction uses, each once, the usual ones first."""
+    """Yield every form of an expression that construction uses, each once, starting with the usual forms."""
     fused, plain = fuse_axes(expr), plain_axes(expr)
     made = [fused, group_axes(fused), group_axes(fused, reductions=False), join_digits(fused)]
     made += [plain, group_axes(plain), group_axes(plain, reductions=False), join_digits(plain), expr]

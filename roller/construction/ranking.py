@@ -126,7 +126,7 @@ class _Search:
 
     @property
     def limit_s(self) -> float:
-        """Seconds above which no row is requested: the best program's time, once there are enough."""
+        """Seconds above which no row is requested: the best program's time, once there are enough programs."""
         return self.found[0][1].seconds if len(self.found) >= self.count else float("inf")
 
     def wants_rows_above(self, known_s: float) -> bool:

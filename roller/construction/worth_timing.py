@@ -1,4 +1,4 @@
-"""Selects the candidates worth timing: those the model cannot distinguish from its favourite."""
+"""Selects the candidates worth timing: the candidates that the model cannot distinguish from its favourite."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def uncertain(
         if _expected_least(behind, error) - _expected_least([*behind, gap], error) < GAIN:
             if n in firsts:
                 continue
-            break  # those that follow are predicted slower still
+            break  # all following candidates are predicted to be even slower
         known.add(families[n])
         kept.append(n)
         behind.append(gap)

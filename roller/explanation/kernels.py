@@ -1,4 +1,4 @@
-"""Explanations of compiled kernels on the specification they were compiled for."""
+"""Explanations of compiled kernels, based on the specification for which they were compiled."""
 
 from __future__ import annotations
 

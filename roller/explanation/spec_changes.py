@@ -1,4 +1,4 @@
-"""Effects of changed device numbers on predicted times, by finite changes."""
+"""Effects of changed device numbers on predicted times, computed by finite changes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Effect:
         return max(gaining, key=self.rate, default=None)
 
     def beside(self, larger: bool) -> Change | None:
-        """Return :attr:`best` if on this side, else the nearest value that changes a time, else the nearest value."""
+        """Return :attr:`best` if on this side, else the nearest value that changes a time, or the nearest value."""
         side = [c for c in self.changes if (c.value > self.value) == larger]
         if self.best in side:  # show the recommended change
             return self.best

@@ -175,7 +175,7 @@ def _unit(name: str) -> str:
 
 
 def _asked(tiles: object, fragment: str | None = None, how: Mechanisms = Mechanisms()) -> str:  # noqa: B008 - frozen
-    """Return a program's name, or tiles and mechanisms as given, on a line of bounded length."""
+    """Return a program's name, or tiles and mechanisms as given, on one line of bounded length."""
     if isinstance(tiles, (str, RProgram)):
         return bounded(str(tiles))
     if not isinstance(tiles, Mapping):

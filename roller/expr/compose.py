@@ -40,7 +40,7 @@ _WIDE = ("int32", "int64")
 
 
 def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
-    """Return the dtype a scalar is computed in, or ``None`` if the dtypes of its operands differ."""
+    """Return the dtype in which a scalar is computed, or ``None`` if the dtypes of its operands differ."""
     if isinstance(node, (Const, IndexValue, Cast)):
         return node.dtype
     if isinstance(node, Load):

@@ -123,7 +123,7 @@ class _Evaluation:
         return self._typed(node, env)[0]
 
     def _typed(self, node: Scalar, env: Mapping[str, np.ndarray]) -> tuple[Any, str]:
-        """Return the value of a scalar tree and the dtype it is computed in."""
+        """Return the value of a scalar tree and the dtype in which it is computed."""
         if isinstance(node, Const):
             return literal(node.value, node.dtype), node.dtype
         if isinstance(node, IndexValue):

@@ -77,7 +77,7 @@ class Digits:
         return out
 
     def _drawn(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-        """Return uniform numbers in [0, 1); those along ``spread`` fall below ``density`` in turn."""
+        """Return uniform numbers in [0, 1); along ``spread``, they fall below ``density`` in turn."""
         if not self.spread or len(shape) <= max(self.spread):
             return rng.random(shape)
         along = [n if i in self.spread else 1 for i, n in enumerate(shape)]

@@ -44,7 +44,7 @@ class Near:
     density: ClassVar[float] = 1.0
 
     def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return numbers around the centre, from standard normal ``values``.
+        """Return numbers around the centre, derived from standard normal ``values``.
 
         Examples
         --------
@@ -159,7 +159,7 @@ def _points_of_one(expr: TensorExpr, stage: Stage) -> int:
 
 
 def _centres(trial: _Trial) -> Iterator[dict[str, float]]:
-    """Yield the centres worth a trial: the listed ones, and those between them where the factors cross one."""
+    """Yield the centres worth a trial: the listed centres, and points between them where the factors cross one."""
     names = trial.floats
     yield from _along(trial, lambda c: dict.fromkeys(names, c))
     if 1 < len(names) <= _MOST_APART:

@@ -72,7 +72,7 @@ def resized(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
 
 
 def of_extent(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
-    """Return the expression with another extent of one of its :func:`growing_sizes`."""
+    """Return the expression with one of its :func:`growing_sizes` set to another extent."""
     axes, dims = set(size.axes), set(size.dims)
 
     def tensor(t: Tensor) -> Tensor:

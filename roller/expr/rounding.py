@@ -1,7 +1,8 @@
 """Enclosures of the values that correct kernels may compute, and the rounding of each dtype.
 
 A correct kernel may keep more digits than its dtype has (fused multiply-add, half precision computed in single) or
-round; enclosures hold both. Subnormal results may be zero, overflow is infinite, unknown results have infinite ends.
+round; enclosures hold both. Subnormal results may be zero, overflow is infinite, and unknown results have infinite
+ends.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
 
 
 def narrowed(e: Enclosed, source: str, to: str) -> Enclosed:
-    """Return the bounds of ``e`` after conversion to a narrow float, which always rounds.
+    """Return the bounds on ``e`` after conversion to a narrow float, which always rounds.
 
     Examples
     --------

@@ -121,7 +121,7 @@ def _accesses(expr: TensorExpr) -> Iterator[tuple[Stage, str, int, Index]]:
 
 
 def _rate(expr: TensorExpr, axis: str, stage: Stage, index: Index, rates: Mapping[_Node, int]) -> int:
-    """Return the elements by which an index reaches further."""
+    """Return the number of elements by which an index reaches further."""
     moving = [t for t in index.terms if (stage.name, t.axis) in rates]
     if any(not t.is_affine or t.coef < 0 for t in moving):
         raise _unclear(expr, axis, f"stage '{stage.name}' divides it, or counts it backwards")

@@ -232,7 +232,7 @@ class TensorExpr:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name: inputs, intermediates, outputs."""
+        """Every tensor by name: inputs, intermediates and outputs."""
         return {t.name: t for t in (*self.inputs, *(s.output for s in self.stages))}
 
     @cached_property

@@ -34,7 +34,7 @@ from roller.ops.scalars import ALIASES, element_function
 
 @dataclass(frozen=True)
 class Types:
-    """Dtypes of an operator: input storage, arithmetic and accumulation, output storage."""
+    """Dtypes of an operator: input storage, arithmetic and accumulation, and output storage."""
 
     storage: str
     acc: str

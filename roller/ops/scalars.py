@@ -13,7 +13,7 @@ _Build = Callable[..., Scalar]
 
 
 class ElementFunction(NamedTuple):
-    """A named function: number of tensors and of literal parameters, tree builder, float requirement."""
+    """A named function: number of tensors and of literal parameters, tree builder, and float requirement."""
 
     tensors: int
     parameters: int

@@ -79,7 +79,7 @@ def ranking_error(spec: DeviceSpec, same_kernel: bool = False) -> float:
 
 
 def kernel_family(program: RProgram) -> tuple[Any, ...]:
-    """Return the key shared by programs with one kernel: form, structure, register tile, vectors, staging.
+    """Return the key shared by programs with one kernel: form, structure, register tile, vectors and staging.
 
     Examples
     --------

@@ -198,7 +198,7 @@ class TileBatch:
 
     @cached_property
     def blocks(self) -> Ints:
-        """Blocks of the launch including split-K parts, ``(N,)``."""
+        """Number of blocks in the launch, including split-K parts, ``(N,)``."""
         return product(self.counts, self._spatial) * self.split_k
 
     @cached_property
@@ -213,12 +213,12 @@ class TileBatch:
 
     @cached_property
     def register_outputs(self) -> Ints:
-        """Accumulators of one thread or micro-kernel, ``(N,)``."""
+        """Number of accumulators per thread or micro-kernel, ``(N,)``."""
         return product(self.register, self._spatial)
 
     @cached_property
     def register_points(self) -> Ints:
-        """Reduction points unrolled in registers, ``(N,)``."""
+        """Number of reduction points unrolled in registers, ``(N,)``."""
         return product(self.register, self._reduced)
 
     @cached_property
@@ -242,7 +242,7 @@ class TileBatch:
         return found
 
     def lanes(self, width: int) -> Ints:
-        """Return the lanes of one TEU per axis ``(N, axes)``: reductions first, then contiguous output axes."""
+        """Return the number of lanes per TEU and axis ``(N, axes)``: reductions first, then contiguous output axes."""
         if width not in self._memo:
             self._memo[width] = self._lanes(width)
         found: Ints = self._memo[width]

@@ -138,7 +138,7 @@ def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any
 
 
 def _converted(value: Expr, dtype: str) -> Expr:
-    """Return a value in another dtype; integer literals wrap as in C, because TVM rejects those out of range."""
+    """Return a value in another dtype; integer literals wrap as in C, because TVM rejects out-of-range literals."""
     if "int" in dtype and isinstance(value, (tirx.IntImm, tirx.FloatImm)):
         held = np.int64(value.value) if isinstance(value, tirx.IntImm) else np.float64(value.value)
         return tirx.const(int(converted_values(np.asarray(held), dtype)), dtype)

@@ -116,7 +116,7 @@ def estimate_program(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] 
 
 
 def log_prices(programs: Sequence[RProgram], spec: DeviceSpec) -> Floats:
-    """Return ``ln`` of the predicted seconds of programs; infinite for those that do not fit the device."""
+    """Return ``ln`` of the predicted seconds of programs; infinite for programs that do not fit the device."""
     return np.log([e.seconds for e in estimate_programs(programs, spec)])
 
 

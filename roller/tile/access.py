@@ -237,7 +237,7 @@ class Access:
         return float(self._memo[key])
 
     def loaded_elements(self, tiles: Ints) -> Floats:
-        """Return the elements loaded over all tiles of the launch, without positions outside the tensor."""
+        """Return the number of elements loaded over all tiles of the launch, excluding positions outside the tensor."""
         # Exact: the in-bounds lengths of all tile positions are summed per dimension; axes the tensor does not depend
         # on multiply by their number of tiles, because no data survives from one tile to the next.
         reload: Floats = np.ones(len(tiles))

@@ -1,7 +1,7 @@
 """Layout of a staged data tile in scratchpad, and the bank conflicts when one TEU reads it.
 
-An affine load is staged as the box it touches, in the tensor's own layout; a quasi-affine load, or a strided one
-without windows, is staged by the axes it depends on (the im2col tile).
+An affine load is staged as the box it touches, in the tensor's own layout; a quasi-affine load, or a strided load
+without windows, is staged by the axes on which it depends (the im2col tile).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TileLayout:
 
 
 def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int]) -> TileLayout:
-    """Return the layout of the staged tile of one load for axis extents ``tile``."""
+    """Return the layout of one load's staged tile for axis extents ``tile``."""
     windows = any(len(i.terms) > 1 for i in load.index)
     strided = any(abs(t.coef) > 1 for i in load.index for t in i.terms)
     boxed = all(i.is_affine for i in load.index) and all(b.index in load.index for b in load.guard)
@@ -47,7 +47,7 @@ def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int
 
 
 def window_halo(program: RProgram) -> Halo:
-    """Return the layout of the rows of the staged tile of a ``window`` program."""
+    """Return the row layout of a ``window`` program's staged tile."""
     slide = slide_of(program.expr.anchor)
     assert slide is not None
     tensor = program.expr.tensors[slide.source.tensor]
@@ -55,7 +55,7 @@ def window_halo(program: RProgram) -> Halo:
 
 
 def program_layout(program: RProgram, load: Load) -> TileLayout:
-    """Return the layout of the staged tile of one load of a program."""
+    """Return the layout of the staged tile for one load of a program."""
     layout = tile_layout(program.expr.anchor, load, program.expr.tensors[load.tensor], program.block_tile)
     if not program.traits.slides_windows:
         return layout

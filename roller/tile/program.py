@@ -201,7 +201,7 @@ class RProgram:
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """Mechanisms other than tiling, as text: matrix instruction, pipeline stages, raster, split reduction."""
+        """Mechanisms other than tiling, as text: matrix instruction, pipeline stages, raster, and split reduction."""
         numbers = (("stages", self.stages), ("raster", self.raster), ("split_k", self.split_k))
         fragment = (self.fragment.name,) if self.fragment else ()
         return (*fragment, *(f"{name}={n}" for name, n in numbers if n > 1))

@@ -48,7 +48,7 @@ class RowShift:
         return width
 
     def vector_elements(self, index: Sequence[Index], tensor: Tensor) -> int:
-        """Return the elements of one access at aligned positions, limited by the widest access."""
+        """Return the number of elements per access at aligned positions, limited by the widest access."""
         return min(self.aligned_elements(index, tensor), VECTOR_BYTES // tensor.itemsize_bytes)
 
     def fits(self, extent: int, covered: int | Ints) -> bool | np.ndarray:

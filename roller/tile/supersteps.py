@@ -31,7 +31,7 @@ class TensorPlan:
     role
         ``"input"``, ``"output"`` or ``"local"`` (no unit reads another unit's piece).
     lattice, counts, pitches
-        Per dimension, the spacing of positions in a copy, their number, and the number the copy has space for.
+        Per dimension, the spacing of positions in a copy, their number, and the number for which the copy has space.
     accesses
         Per access and dimension ``(constant, ((axis, coefficient, divisor, modulus), ...))``.
     """

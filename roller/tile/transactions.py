@@ -40,7 +40,7 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
 
 
 def _pitches(access: Access) -> tuple[tuple[int, int, int, int, tuple[tuple[int, int, int], ...]], ...]:
-    """Return the steps that change the start of rows, in bytes, per dimension, the last dimension first."""
+    """Return the steps that change the start of rows, in bytes, per dimension, starting with the last dimension."""
     # The dimension, its size, its constant, a step along it, and ``(axis, extent, step)`` for the axes that index it.
     if "pitches" not in access._memo:
         found, pitch = [], access.tensor.itemsize_bytes

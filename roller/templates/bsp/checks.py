@@ -19,7 +19,7 @@ from roller.tile.structures import Structure
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a program with fields that bulk-synchronous programs do not have."""
+    """Reject a program with fields that bulk-synchronous programs do not have."""
     del spec
     if program.interleaved or program.storage_padding or program.staged or program.nontemporal:
         raise TileError("program: interleaved, pad, staged and nontemporal belong to other devices. Leave them out.")

@@ -15,7 +15,7 @@ from roller.tile.geometry import Geometry, Ints
 
 @dataclass(frozen=True)
 class Place:
-    """One program as a batch, with the device and options its neighbours depend on."""
+    """One program as a batch, with the device and options on which its neighbours depend."""
 
     batch: TileBatch
     spec: DeviceSpec

@@ -1,4 +1,4 @@
-"""Policies: construct kernels freely, or only kernels like those of a framework's libraries."""
+"""Policies: construct kernels freely, or only kernels like the kernels of a framework's libraries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LibraryPolicy:
     matrix_units
         Whether the kernels may use a matrix unit.
     winograd
-        Whether the kernels use Winograd's algorithm where the windows allow it.
+        Whether the kernels use Winograd's algorithm if the windows allow it.
     rounded
         Dtypes of tensors, and the matrix units' operand dtypes to which they are rounded for multiplication.
     """

@@ -61,8 +61,8 @@ class Template:
     pool
         Its programs for one form of an expression; none if the form does not suit the template.
     whole
-        Its programs for all forms of an expression together, after those for single forms; another template offers the
-        programs of a template with neither.
+        Its programs for all forms of an expression together, after the programs for single forms; another template
+        offers the programs of a template with neither.
     vary
         Further programs derived from its batches, after all templates have offered theirs.
     neighbours
@@ -74,7 +74,7 @@ class Template:
     decide
         Decisions for every program of a batch, made once for its price and its kernels.
     limits
-        Mask of the programs of a batch that construction offers, by limits beyond those in the price.
+        Mask of the programs of a batch that construction offers, by limits in addition to the limits in the price.
     extents_of_calls
         Whether its kernels support an extent along a row axis of the result that is known only at the call.
     """

@@ -1,4 +1,4 @@
-"""Checks of CPU programs that a user named: valid fields per structure, and budgets."""
+"""Checks of CPU programs named by the user: valid fields per structure, and budgets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
 def named_batches(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...]
 ) -> list[TileBatch]:
-    """Return a named program's tiles with every vector axis, packing and kind of stores they may have."""
+    """Return a named program's tiles with every vector axis, packing and kind of stores that they may have."""
     register, panel, block = (np.array([r], np.int64) for r in rows)
     ones, out = np.ones(1, np.int64), list[TileBatch]()
     for v in vector_axes(geometry, structure):

@@ -114,12 +114,12 @@ class Decisions:
 
     @cached_property
     def chunk_count(self) -> Ints:
-        """Chunks of all reductions together, ``(N,)``."""
+        """Number of chunks of all reductions together, ``(N,)``."""
         return np.asarray(self.chunks.prod(axis=1))
 
     @cached_property
     def split_axis(self) -> Ints:
-        """Reduction axis whose chunks are divided among parts: the one with the most chunks, ``(N,)``."""
+        """Reduction axis whose chunks are divided among parts: the axis with the most chunks, ``(N,)``."""
         order = np.array(self.batch.geometry.reduction_order or (0,))
         return np.asarray(order[np.argmax(self.chunks[:, order], axis=1)])
 
@@ -130,7 +130,7 @@ class Decisions:
 
     @cached_property
     def share(self) -> Ints:
-        """Chunks of one part of a split reduction, ``(N,)``."""
+        """Number of chunks per part of a split reduction, ``(N,)``."""
         return np.asarray(-(-self.split_chunks // self.batch.split_k))
 
     @cached_property
@@ -148,7 +148,7 @@ class Decisions:
 
     @cached_property
     def operand_vectors(self) -> Ints:
-        """Vector registers that hold one row of the vector operand during the rows of the other one, ``(N,)``."""
+        """Vector registers that hold one row of the vector operand during the other operand's rows, ``(N,)``."""
         v = self.batch.vector_axis
         return np.ones_like(self.lanes) if v is None else np.asarray(self.tile[:, v] // self.lanes)
 

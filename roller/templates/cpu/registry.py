@@ -67,7 +67,7 @@ TEMPLATES = (
 
 
 def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the batches of one form, each limited to its share of ``options.pool``, and those of Winograd."""
+    """Return the batches of one form, each limited to its share of ``options.pool``, and the Winograd batches."""
     found = [(t, b) for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
     batches = [*(b for _, b in found), *(v for t, b in found if t.vary for v in t.vary(b, spec, options))]
     kept, share = [], max(1, options.pool // len(batches))

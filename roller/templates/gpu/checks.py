@@ -18,7 +18,7 @@ from roller.tile.winograd_products import products, products_program
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a program with fields that GPU programs of its structure do not have."""
+    """Reject a program with fields that GPU programs of its structure do not have."""
     del geometry, spec
     if program.nontemporal:
         raise TileError("program: 'nontemporal' belongs to CPUs. Leave it out.")

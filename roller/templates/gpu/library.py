@@ -94,7 +94,7 @@ def _vector_elements(batch: TileBatch, policy: LibraryPolicy) -> int:
 
 
 def _row_threads(columns: int, vector: int, spec: DeviceSpec, policy: LibraryPolicy) -> int:
-    """Return the threads of a block with one row: at least half as many as vectors, up to a limit."""
+    """Return the number of threads in a block with one row: at least half as many as vectors, up to a limit."""
     wanted, threads = min(-(-columns // vector), policy.row_threads), spec.teu.lanes
     while threads < wanted / 2:
         threads *= 2

@@ -96,7 +96,7 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
-    """Yield the batches of every template, in their order; those for all forms at once come last."""
+    """Yield the batches of every template, in their order; batches for all forms at once come last."""
     policy = POLICIES[options.policy]
     if policy is None:
         yield from _constructed(expr, spec, options)

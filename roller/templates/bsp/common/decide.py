@@ -1,4 +1,4 @@
-"""Counts of a bulk-synchronous program that both its price and its code use: tiles, supersteps, bytes.
+"""Counts of a bulk-synchronous program that both its price and its code use: tiles, supersteps and bytes.
 
 A program's slowest tile (``scratchpad``) is computed by one unit in one superstep, after the unit has received its
 data tiles through the exchange. Accumulators stay in place between reduction steps; ``split_k`` spreads the parts of a

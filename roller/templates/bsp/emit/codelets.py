@@ -17,7 +17,7 @@ _COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "largest<{2}>({0}, {
 
 
 def source_of(expr: TensorExpr, schedule: Schedule) -> str:
-    """Return the codelets of all stages, and those that combine and convert the parts of a split reduction."""
+    """Return the codelets of all stages, and the codelets that combine and convert the parts of a split reduction."""
     classes = [_stage(expr, s, p, schedule) for s, p in zip(expr.stages, schedule.stages, strict=True)]
     if schedule.combine and schedule.finish:
         classes += [_combining(expr, schedule.combine, schedule), _finishing(expr, schedule.finish, schedule)]
@@ -42,7 +42,7 @@ def _class(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -
 
 
 def _place_name(number: str) -> str:
-    """Return the C++ variable of an entry of ``place``."""
+    """Return the C++ variable for an entry of ``place``."""
     kind, _, name = number.partition("_")
     if kind == "b":
         tensor, _, dimension = name.rpartition("_")

@@ -33,7 +33,7 @@ def bandwidth_of(layer: MemoryLayer, active: Ints, spec: DeviceSpec) -> Floats:
 
 
 def cached_share(working_set_bytes: float, capacity_bytes: Any) -> Floats:
-    """Return the share of a working set that a cache still holds when a loop over it repeats.
+    """Return the fraction of a working set that a cache still holds when a loop over it repeats.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Terms of the CPU model for tasks on cores: imbalance, combining split reductions, and starting parallel loops.
 
-The vector unit is the TEU, cores are the units, a task (the ``l2`` tile) is the block, the micro-kernel the register
-tile. Cores overlap arithmetic with cache traffic, hence ``max``; packing and the start of tasks are added.
+The vector unit is the TEU, cores are the units, a task (the ``l2`` tile) is the block, and the micro-kernel is the
+register tile. Cores overlap arithmetic with cache traffic, hence ``max``; packing and the start of tasks are added.
 """
 
 from __future__ import annotations

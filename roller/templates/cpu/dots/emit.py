@@ -134,7 +134,7 @@ class Dots(Tiled):
 
     def _ahead(self, env: Env, at: Env) -> Callable[[Expr], Stmt] | None:
         """Return the emitter of prefetches for far operands' lines in the next tile, or ``None`` if they do not pay."""
-        # The outermost axis streams. Every tile starts at other rows, where the hardware prefetcher starts anew, and it
+        # The outermost axis streams. Every tile starts at other rows, where the hardware prefetcher restarts, and it
         # does not look far enough ahead if much is computed per line.
         s = self._loop_order()[0] if self.spatial else None
         outputs = math.prod(p.tile for p in self.spatial)

@@ -92,7 +92,7 @@ def _fetched(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
 
 
 def _rows_fit(access: Access, held: Ints, spec: DeviceSpec, layer: str) -> np.ndarray:
-    """Return whether the rows of a data tile, at their distance in memory, fit the sets of a cache."""
+    """Return whether the rows of a data tile, at their distance in memory, fit in the sets of a cache."""
     cache = spec.layer(layer)
     line, shape = cache.line_bytes or cache.transaction_bytes, access.tensor.shape
     page = cache.page_bytes or cache.capacity_bytes // _WAYS
@@ -128,7 +128,7 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     idle, tasks = imbalance(batch, spec)
     terms = dots_terms(batch, spec, idle, start_s(tasks, 1, spec))
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
-    # Every tile starts at other rows, where prefetching starts anew, so memory and arithmetic hardly overlap.
+    # Every tile starts at other rows, where prefetching restarts, so memory and arithmetic hardly overlap.
     slowest = memory + terms["compute_s"]
     terms["combine_s"] = combine_s(batch, spec)
     terms["seconds"] = np.where(fits(batch, spec), slowest + terms["combine_s"] + terms["launch_s"], np.inf)

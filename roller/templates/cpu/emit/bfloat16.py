@@ -1,6 +1,6 @@
 """Rounding to bfloat16 by integer arithmetic on the bits of float32, the dtype in which processors compute it.
 
-A conversion to bfloat16 and back changes no dtype here, where both are float32, but it rounds.
+A conversion to bfloat16 and back does not change the dtype here, where both are float32, but it rounds.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def features_of(mcpu: str, mtriple: str = "", features: str = "") -> tuple[str, 
 
 
 def is_foreign(mtriple: str) -> bool:
-    """Return whether a triple's architecture differs from this machine's; an empty triple stands for this machine.
+    """Return whether a triple's architecture differs from this machine's; an empty triple means this machine.
 
     Examples
     --------

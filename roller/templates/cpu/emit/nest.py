@@ -118,7 +118,7 @@ def is_parallel(body: Stmt) -> bool:
 
 
 def task_counts(body: Stmt) -> tuple[int, ...]:
-    """Return the tasks of each parallel loop in order; ``()`` if one is nested or its extent is known only at run time.
+    """Return each parallel loop's task count in order; ``()`` if one is nested or its extent is unknown at build time.
 
     Examples
     --------
@@ -143,7 +143,7 @@ def _note_tasks(body: Stmt, found: list[Any]) -> bool:
 
 
 def seq(*statements: Stmt | None) -> Stmt:
-    """Return a sequence of statements without those that are ``None``."""
+    """Return a sequence of statements, leaving out ``None``."""
     kept = [s for s in statements if s is not None]
     return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
 

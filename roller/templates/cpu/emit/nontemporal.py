@@ -1,6 +1,6 @@
 """Non-temporal stores, which write results to memory without reading their cache lines first (write-allocate).
 
-TIR has no such store, so vector stores become calls of inlined functions in LLVM IR (``pragma_import_llvm``), which
+TIR has no such store, so vector stores become calls to inlined functions in LLVM IR (``pragma_import_llvm``), which
 become ``vmovntps`` on x86 and ``stnp`` on Arm.
 """
 

@@ -61,7 +61,7 @@ def _fragment_tiles(geometry: Geometry, fragment: Fragment, m: int, v: int) -> I
 
 
 def staged_operands(geometry: Geometry, fragment: Fragment, m: int, v: int, k: int) -> tuple[str, ...]:
-    """Return the packed operands: the one along the lanes, and any whose words are not contiguous in memory."""
+    """Return the packed operands: the operand along the lanes, and any whose words are not contiguous in memory."""
     # Widened elements have no words in memory.
     words = fragment.depth(int(geometry.extents[k]))
     found = []

@@ -70,7 +70,7 @@ def elements_at(buffer: Buffer, index: tuple[Expr, ...], count: int) -> Expr:
 def pack_words(
     nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, first: Mapping[str, Expr], count: Mapping[str, Any]
 ) -> Stmt:
-    """Return the statement that fills ``panel``; parameters are those of ``pack_panel``."""
+    """Return the statement that fills ``panel``; for the parameters, see ``pack_panel``."""
     counts = [count[s.name] for s in plan.spatial]
 
     def one(tiles: tuple[Expr, ...]) -> Stmt:

@@ -70,7 +70,7 @@ def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats
 
 
 def held_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the vector registers of a micro-kernel: sums, packed words, a row's word, and those for moved signs."""
+    """Return the vector registers of a micro-kernel: sums, packed words, a row's word, and moved signs."""
     # Products followed by a separate addition use the register of the word, in the last row that reads it.
     d, packed = decided(batch, spec), packed_vectors(batch, spec)
     return np.asarray(d.vectors + packed + 1 + (packed + 1 if flips(batch) else 0))

@@ -87,7 +87,7 @@ def _rows(geometry: Geometry, packed: Access, other: Access, v: int) -> int:
 
 
 def operands(batch: TileBatch) -> tuple[Access, Access]:
-    """Return the operand whose words are broadcast to all lanes, and the one packed for the lanes."""
+    """Return the operand whose words are broadcast to all lanes, and the operand packed for the lanes."""
     v = batch.vector_axis
     assert v is not None
     packed, other = sorted(batch.geometry.loads, key=lambda a: not a.uses[v])

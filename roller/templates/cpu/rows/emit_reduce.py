@@ -142,7 +142,7 @@ class Reducer:
         return [n.loop(count, lambda b: one(b, 0))]
 
     def _halves(self, tail: Any) -> list[tuple[int, int, Buffer]]:
-        """Return the partial vectors of a known tail: first element, width, accumulator."""
+        """Return the partial vectors of a known tail: first element, width and accumulator."""
         out, done, width = [], 0, self.lanes // 2
         while isinstance(tail, int) and width > 1:
             if tail - done >= width:

@@ -1,4 +1,4 @@
-"""Template of tiled reductions: packed operands, register-blocked vector micro-kernel, fused epilogue.
+"""Template of tiled reductions: packed operands, a register-blocked vector micro-kernel, and a fused epilogue.
 
 Each iteration of the parallel loop is one task (the ``l2`` tile) of register tiles, with accumulators in vector
 registers and the reduction innermost.
@@ -109,7 +109,7 @@ class Tiled:
         return {n: reader(b) for n, b in {**self.buffers, **staged}.items()}
 
     def _stage_loads(self) -> Scalar:
-        """Plan the packing of every staged load and return the body with those loads redirected."""
+        """Plan the packing of every staged load and return the body with these loads redirected."""
         redirected: dict[Load, Load] = {}
         decisions = decisions_of(self.program)
         vector = self.vector.name if self.vector else None
@@ -158,7 +158,7 @@ class Tiled:
         return pack_panel(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
 
     def nests(self) -> Nests:
-        """Return the nest of a call, and the one that packs the constants before the first call."""
+        """Return the nest for a call, and the nest that packs the constants before the first call."""
         ahead = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
         if not ahead:
             return Nests(self.function_body())
@@ -230,7 +230,7 @@ class Tiled:
 
     @functools.cached_property
     def _step_order(self) -> tuple[int, ...]:
-        """The order of these loops in a step of the reduction; the lanes of a vector are no loop."""
+        """The order of these loops in a step of the reduction; the lanes of a vector are not a loop."""
         places = {named(s.name): n for n, s in enumerate(self.order) for named in (str, inner_of, relative)}
         loads = [n for n in walk(self.body) if isinstance(n, Load)]
         changes = [{places[a] for i in ld.index for a in i.axes if a in places} for ld in loads]

@@ -1,4 +1,4 @@
-"""Template of 3x3 windows by Winograd's algorithm: transform, multiply, transform back, fused per task.
+"""Template of 3x3 windows by Winograd's algorithm: transform, multiply and transform back, fused per task.
 
 Filters are transformed once, in parallel, into panels ``[element][panel][channel][lanes]``. A task, a box of output
 tiles times some panels, computes ``V[element][tile][channel]`` and ``M[element][tile][filter]`` in the core's cache.
@@ -212,7 +212,7 @@ class _Winograd:
         return seq(copy, self.nest.grid(own, tile))
 
     def _patch(self, batch: dict[str, Expr], corner: Coordinates, own: Units, channel: Expr) -> Stmt:
-        """Fill ``patch`` with one image's box of ``own`` tiles, channels as lanes, zeros outside."""
+        """Fill ``patch`` with one image's box of ``own`` tiles, with channels as lanes and zeros outside."""
         form = self.plan.form
         source = self.buffers[form.image.tensor]
         shape = [int(n) for n in source.ty.shape]
@@ -268,7 +268,7 @@ class _Winograd:
         return self.nest.loop(plan.panels.box, kernel)
 
     def _micro_kernel(self, element: Expr, panel: Expr, place: Expr, group: Coordinates, own: Units) -> Stmt:
-        """Sum over the channels for one group of tiles and one panel, accumulators in registers."""
+        """Sum over the channels for one group of tiles and one panel, with accumulators in registers."""
         plan = self.plan
         starts = tuple(group_start(g, n, a) for g, n, a in zip(group, own, plan.tiled, strict=True))
 

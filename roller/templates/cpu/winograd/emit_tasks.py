@@ -60,7 +60,7 @@ def units_from(start: Expr, axis: TiledAxis) -> int | Expr:
 
 
 def groups_of(own: int | Expr, axis: TiledAxis) -> int | Expr:
-    """Return the groups of a task of ``own`` units."""
+    """Return the number of groups in a task of ``own`` units."""
     return tirx.floordiv(own + (axis.group - 1), integer(axis.group)) if axis.is_open else axis.groups
 
 

@@ -21,7 +21,7 @@ from roller.tile.program import RProgram
 
 
 def banks_of(spec: DeviceSpec) -> tuple[int, int]:
-    """Return the banks of a unit's scratchpad, and the bytes of one bank's word."""
+    """Return the number of banks in a unit's scratchpad, and the bytes per bank word."""
     shared = spec.layer("shared")
     return shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
 

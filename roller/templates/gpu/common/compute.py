@@ -197,7 +197,7 @@ def block_work(
 
 
 def _stored_cycles(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return a scheduler's cycles for converting one output to the dtypes it is stored in."""
+    """Return a scheduler's cycles for converting one output to the dtypes in which it is stored."""
     per_unit, width = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes * spec.teu.schedulers_per_unit
     found = (stored_conversion(s) for s in batch.geometry.expr.stages)
     return sum(width / rate_of(per_unit, *rate) for rate in found if rate is not None)

@@ -44,13 +44,13 @@ def copied(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints]) -> t
 
 
 def _unstaged(access: Access, batch: TileBatch) -> Floats:
-    """Return the instructions per block and step of loads from memory into registers, ``(N,)``."""
+    """Return the instructions per block and step for loads from memory into registers, ``(N,)``."""
     each = COPY_INSTRUCTIONS + _address_instructions(access, batch.block)
     return np.asarray(batch.block_elements(access) / access_width(access, batch) * each)
 
 
 def unstaged_copies(batch: TileBatch) -> Floats:
-    """Return the instructions per block and step of all loads that bypass the scratchpad, ``(N,)``."""
+    """Return the instructions per block and step for all loads that bypass the scratchpad, ``(N,)``."""
     staged = batch.staged_loads
     loads = [a for a in batch.geometry.loads if not any(a is x for x in staged)]
     return sum((_unstaged(a, batch) for a in loads), np.zeros(len(batch)))

@@ -42,7 +42,7 @@ def asynchronous(batch: TileBatch, spec: DeviceSpec) -> bool:
 
 
 def copy_instructions(access: Access, batch: TileBatch, copy: StagedCopy, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the instructions that all threads of a block issue to stage a tile, and those for addresses."""
+    """Return the instructions that all threads of a block issue to stage a tile, and the address instructions."""
     threads = batch.threads_per_block  # threads that are idle in a round still issue its instructions
     alone = asynchronous(batch, spec) & is_asynchronous(copy.width * access.tensor.itemsize_bytes)
     unguarded = np.where(alone, ASYNC_INSTRUCTIONS, COPY_INSTRUCTIONS)
@@ -90,7 +90,7 @@ def _divisions(counts: Ints, changes: np.ndarray) -> Floats:
 
 
 def _index_instructions(access: Access, positions: list[int], changes: np.ndarray) -> Floats:
-    """Return the instructions of quasi-affine indices and guards of a tile staged by axes, ``(N,)``."""
+    """Return the instructions for quasi-affine indices and guards of a tile staged by axes, ``(N,)``."""
     total = np.zeros(len(changes))
     column = {access.axis_names[p]: d for d, p in enumerate(positions)}
     for i in access.index:

@@ -1,4 +1,4 @@
-"""Limits of a block: its threads, and the registers of each."""
+"""Limits of a block: its threads, and the registers per thread."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _matrix_base(batch: TileBatch) -> int:
 
 
 def _matrix_words(batch: TileBatch) -> Ints:
-    """Return the registers per thread of the accumulators and operand fragments of a matrix program."""
+    """Return the registers per thread for the accumulators and operand fragments of a matrix program."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
     acc = batch.register_outputs * DTYPE_BYTES[f.accumulator]

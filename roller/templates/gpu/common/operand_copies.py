@@ -76,7 +76,7 @@ def _guards(load: Load, axis: str) -> bool:
 
 
 def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the registers per thread of elements in transit to the scratchpad, ``(N,)``."""
+    """Return the registers per thread for elements in transit to the scratchpad, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
         total += np.where(copy.is_async(spec), 0, copy.rounds * np.maximum(1, copy.nbytes // 4))
@@ -84,7 +84,7 @@ def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the registers per thread of addresses that the compiler keeps from step to step, ``(N,)``."""
+    """Return the registers per thread for addresses that the compiler keeps from step to step, ``(N,)``."""
     # Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: in that case, each
     # round has its own address and conditions, which stay the same in all steps if rows move along a spatial axis.
     total = np.zeros(len(batch), np.int64)

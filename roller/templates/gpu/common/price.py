@@ -1,4 +1,4 @@
-"""Price of a GPU program: phases of a block, occupancy, waves.
+"""Price of a GPU program: phases of a block, occupancy, and waves.
 
 Blocks of one unit hide each other's phases (memory, copies, arithmetic): a closed queueing network whose stations are
 the phases. Blocks that start together stay in step; only ``overlap_blocks`` groups of them alternate and are the

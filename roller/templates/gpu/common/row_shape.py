@@ -199,7 +199,7 @@ def lane_counts(batch: TileBatch) -> tuple[Ints, Ints]:
 
 
 def teu_lanes(batch: TileBatch, width: int) -> Ints:
-    """Return the lanes of one TEU per axis, ``(N, axes)``: first along the row if they are neighbours."""
+    """Return the number of lanes per TEU and axis, ``(N, axes)``: first along the row if they are neighbours."""
     g = batch.geometry
     reductions = [int(a) for a in np.flatnonzero(~g.spatial)]
     order = (*g.order, *reductions) if RowShape.of(g).neighbours else (*reductions, *g.order)

@@ -40,7 +40,7 @@ def shifts(geometry: Geometry) -> tuple[RowShift, ...]:
 
 
 def row_vectors(batch: TileBatch) -> Ints:
-    """Return the elements of a thread's vectors along every axis, ``(N, axes)``: up to 16 bytes of a tile."""
+    """Return the elements per vector of a thread along every axis, ``(N, axes)``: up to 16 bytes of a tile."""
     if batch.vectors is not None:
         return batch.vectors
     if "vectors" not in batch._memo:
@@ -122,7 +122,7 @@ def narrowest_bytes(geometry: Geometry) -> int:
 
 
 def row_access_width(access: Access, batch: TileBatch) -> Ints:
-    """Return the elements per access of a row program's thread, ``(N,)``."""
+    """Return the number of elements per access of a row program's thread, ``(N,)``."""
     width = _follows(access, batch, row_vectors(batch))
     rule = _rule(access, batch)
     for shift in asked_shifts(batch) if rule is Vectors.PIECES else ():
@@ -135,7 +135,7 @@ def _rule(access: Access, batch: TileBatch) -> Vectors:
 
 
 def _follows(access: Access, batch: TileBatch, vectors: Ints) -> Ints:
-    """Return the elements of an access that follows ``vectors``, without a shift, ``(N,)``."""
+    """Return the number of elements in an access that follows ``vectors``, without a shift, ``(N,)``."""
     rule = _rule(access, batch)
     if rule is Vectors.NONE:
         return np.ones(len(batch), np.int64)

@@ -1,4 +1,4 @@
-"""Vectors of GPU programs, decided once for construction, templates and price: axis, elements, access widths."""
+"""Vectors of GPU programs, decided once for construction, templates and price: axis, elements, and access widths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.tile.windows import slide_of
 
 
 def vectors(batch: TileBatch) -> Ints:
-    """Return the elements of a thread's vectors along every axis, ``(N, axes)``, given or chosen."""
+    """Return the elements per vector of a thread along every axis, ``(N, axes)``, given or chosen."""
     # Chosen vectors take up to 16 bytes of the register tile along the axis contiguous in the result. A fragment fixes
     # the results of a thread, and rows are read along themselves.
     g = batch.geometry

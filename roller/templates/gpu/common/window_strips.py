@@ -1,4 +1,4 @@
-"""Loads and registers of one thread of a ``window`` program: rows of its walk, outputs in flight, weights."""
+"""Loads and registers of one thread of a ``window`` program: rows of its walk, outputs in flight, and weights."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _of(batch: TileBatch, tile: dict[str, int], block: dict[str, int], staged: b
 
 
 def strip_copies(access: Access, batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the copy instructions for one operand of a window program, and those for addresses."""
+    """Return the copy instructions for one operand of a window program, and the address instructions."""
     if access.tensor.name not in batch.staged:
         return np.zeros(len(batch)), np.zeros(len(batch))
     extents = tile_extents(access, batch, ())

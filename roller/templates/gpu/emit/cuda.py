@@ -1,4 +1,4 @@
-"""Lower an rProgram to self-contained CUDA C: context, kernels, TVM's lowering passes, launches.
+"""Lower an rProgram to self-contained CUDA C: context, kernels, TVM's lowering passes, and launches.
 
 The source needs no TVM, no device and no CUDA headers (except ``cuda_fp16.h`` for half precision).
 """
@@ -83,7 +83,7 @@ EIGHT_INTEGERS = r"\bmake_ulonglong4\((?:[^,;]+, ){7}"
 
 
 def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Generate the kernels of a program for the device it was constructed for."""
+    """Generate the kernels of a program for the device for which it was constructed."""
     copies = spec.execution.async_copy_bytes is not None
     return lower(program, expression, spec.target["arch"], spec.name, async_copies=copies)
 
@@ -130,7 +130,7 @@ class Unlowered:
 
 
 def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> Unlowered:
-    """Write the kernels of a program as TensorIR for the device it was constructed for."""
+    """Write the kernels of a program as TensorIR for the device for which it was constructed."""
     copies = spec.execution.async_copy_bytes is not None
     return unlowered(program, spec.target["arch"], async_copies=copies, scalar=scalar)
 

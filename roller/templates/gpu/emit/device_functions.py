@@ -78,7 +78,7 @@ for _text in (*byte_floats.texts(), *matrix_functions.texts()):
 
 
 def prelude(source: str, arch: str) -> str:
-    """Return the functions that a source for an architecture calls, and those that they call."""
+    """Return the functions that a source for an architecture calls, directly or indirectly."""
     wanted = [n for n in FUNCTIONS if re.search(rf"\b{n}\b", source)]
     for name in reversed(FUNCTIONS):
         if name not in wanted and any(re.search(rf"\b{name}\b", FUNCTIONS[n]) for n in wanted):

@@ -3,7 +3,7 @@
 A template writes kernels for given numbers. For several shapes with the same tiles, the texts differ only in numbers
 (:mod:`roller.templates.emit.written`); the differing numbers become ``int`` arguments of the kernels, which gives their
 least general generalisation. The arguments of a call are read from the program's own code for its sizes, so that the
-kernel then is that code, number for number.
+kernel then equals that code, number for number.
 """
 
 from __future__ import annotations

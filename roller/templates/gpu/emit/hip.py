@@ -97,7 +97,7 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
 
 
 def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Generate the kernels of a program for the device it was constructed for."""
+    """Generate the kernels of a program for the device for which it was constructed."""
     return lower(program, expression, spec.target["arch"], spec.name)
 
 
@@ -111,7 +111,7 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
 
 
 def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> cuda.Unlowered:
-    """Write the kernels of a program for the device it was constructed for, as TensorIR."""
+    """Write the kernels of a program as TensorIR for the device for which it was constructed."""
     del spec  # the text of all of them
     return cuda.unlowered(program, _TEMPLATE_ARCH, async_copies=False, scalar=scalar)
 

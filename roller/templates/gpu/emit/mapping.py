@@ -145,7 +145,7 @@ def register_index(maps: Sequence[AxisMap], at: Registers) -> Expr:
 
 
 def register_count(maps: Sequence[AxisMap]) -> int:
-    """Return the elements of the register tile over ``maps``."""
+    """Return the number of elements in the register tile over ``maps``."""
     n = 1
     for m in maps:
         n *= m.registers

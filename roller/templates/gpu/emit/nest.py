@@ -97,7 +97,7 @@ def guarded(conditions: list[Expr], value: Expr, otherwise: Expr) -> Expr:
 
 
 def buffer(name: str, shape: Sequence[int], dtype: str, scope: str = "global") -> Buffer:
-    """Declare a buffer; thread-private (``local``) and block-shared (``shared``) ones need :func:`with_buffers`."""
+    """Declare a buffer; thread-private (``local``) and block-shared (``shared``) buffers need :func:`with_buffers`."""
     return tirx.decl_buffer(tuple(shape) or (1,), dtype, name=name, scope=scope)
 
 

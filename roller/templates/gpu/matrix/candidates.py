@@ -129,7 +129,7 @@ def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
 
 
 def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, int]]:
-    """Return the choices of m, n and k axes: m moves one operand, n the other, k both; both assignments."""
+    """Return the choices of m, n and k axes: m moves one operand, n the other, and k both; both assignments."""
     uses = [next(a.uses for a in geometry.loads if a.tensor.name == x.tensor) for x in loads]
     reduced = np.flatnonzero(~geometry.spatial & uses[0] & uses[1])
     found = []
@@ -204,7 +204,7 @@ def _batch(geometry: Geometry, form: MatrixForm, register: Ints, block: Ints) ->
 
 
 def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
-    """Return the tiles of one group of threads, ``(N, axes)``: whole fragments along m and n, one along k."""
+    """Return the tiles of one group of threads, ``(N, axes)``: whole fragments along m and n, and one along k."""
     m, n, k = form.axes
     counts = [-(-int(geometry.extents[a]) // s) for a, s in zip(form.axes, form.sizes, strict=True)]
     choices = [[c for c in _ACROSS if c <= count and -(-count // c) * c <= _OVERHANG * count] for count in counts[:2]]

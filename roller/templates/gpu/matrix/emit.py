@@ -1,4 +1,4 @@
-"""Template of reductions on matrix units: scratchpad tiles in a ring, fragments in registers, epilogue on accumulators.
+"""Template of reductions on matrix units: scratchpad tiles in a ring, register fragments, epilogue on accumulators.
 
 In every reduction step, the tiles of a later step are copied into the ring while groups of threads load and
 multiply fragments of this step's tiles. Reduction axes other than that along k (a convolution's window) are stepped
@@ -122,7 +122,7 @@ class Matrix:
         return a, b
 
     def _pool(self) -> None:
-        """Allocate the ring: the tiles of all stages of A, then those of B."""
+        """Allocate the ring: the tiles of all stages of A, then the tiles of B."""
         p, padding = self.program, self._padding()
         sizes = [o.elements(x) for o, x in zip(self.operands, padding, strict=True)]
         self.tile_elements = dict(zip(self.operands, sizes, strict=True))

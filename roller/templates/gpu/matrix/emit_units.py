@@ -1,7 +1,7 @@
 """Matrix units: a thread group's share of a tile, its fragment loads and their products.
 
-One class per instruction family: clear the accumulators, load and multiply the fragments of one k step, write rows of
-accumulators to a scratchpad tile of plain layout.
+One class per instruction family: clear the accumulators, load and multiply the fragments of one k step, and write rows
+of accumulators to a scratchpad tile with a plain layout.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ Spread = Callable[[Expr, Expr], Expr]
 class MatrixUnit(Protocol):
     """One family of matrix instructions in a kernel.
 
-    There are two copies of the fragments: those of the next k step are loaded before this one's are multiplied.
+    There are two copies of the fragments: the fragments of the next k step are loaded before the current ones are
+    multiplied.
     """
 
     sums: Buffer

@@ -1,4 +1,4 @@
-"""Cycles of a block whose arithmetic runs on a matrix unit: instructions, operand reads, latencies of a step.
+"""Cycles of a block whose arithmetic runs on a matrix unit: instructions, operand reads, and latencies of a step.
 
 Per step of the fragment's k, a group of threads reads both operands' rows from scratchpad once and issues one
 instruction per output fragment. The matrix unit overlaps all other pipes; it waits for the scratchpad's bandwidth
@@ -125,7 +125,7 @@ def _finish_instructions(batch: TileBatch) -> Floats:
 
 
 def _alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
-    """Yield groups of programs that store results alike: whether parts, columns of a group, their mask."""
+    """Yield groups of programs that store results alike: whether they store parts, columns per group, and mask."""
     columns = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
     for split in (False, True):
         for n in sorted(set(columns[(batch.split_k > 1) == split].tolist())):

@@ -113,7 +113,7 @@ def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]
 
 
 def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
-    """Return the programs, and those with their reduction split over blocks if rows yield too few blocks."""
+    """Return the programs, and variants with their reduction split over blocks if rows yield too few blocks."""
     stages = row_stages(batch.geometry.expr)
     alone = stages[0].stage.combiner is not None and not any(s.columns for s in stages[1:])
     if not options.split_k or not alone or not len(batch):

@@ -19,7 +19,7 @@ from roller.tile.row_values import replaced
 
 @dataclass
 class ValueRegisters:
-    """Registers of values per point of ``maps``; only those in ``ready`` may be read."""
+    """Registers of values per point of ``maps``; only values in ``ready`` may be read."""
 
     prefix: str
     maps: tuple[AxisMap, ...]

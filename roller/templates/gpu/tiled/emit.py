@@ -1,4 +1,4 @@
-"""Template of the tiled reduction: scratchpad tiles, register tiles, fused epilogue, split reduction.
+"""Template of the tiled reduction: scratchpad tiles, register tiles, a fused epilogue, and split reductions.
 
 In every step of the reduction all threads of a block copy the staged tiles, then each thread multiplies register
 fragments into its accumulators; the epilogue runs on the accumulators.
@@ -115,7 +115,7 @@ class Tiled:
         return placed(out)
 
     def _fragment(self, n: int, ld: Load) -> OperandFragment:
-        """Return the registers of one load: one element per register point of the axes it moves with."""
+        """Return the registers of one load: one element per register point of the axes with which it moves."""
         moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
         maps = tuple(m for m in self.maps if m.name in moving)
         dtype = compute_dtype(self.ctx.expr.tensors[ld.tensor].dtype)

@@ -114,7 +114,7 @@ class _Bounds:
         return np.asarray(self._two[rows])
 
     def promising(self, rows: np.ndarray) -> np.ndarray:
-        """Return those of ``rows`` that may become the fastest as a pipeline."""
+        """Return the ``rows`` that may become the fastest programs as pipelines."""
         if len(rows) > _PLAIN:
             rows = rows[cheapest(PHASES.bound(self._batch, self._spec)[rows], _PLAIN)]
         if len(rows) > _PIPELINED:

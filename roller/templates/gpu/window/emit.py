@@ -104,7 +104,7 @@ class Window:
         return StagedTile(ld, tensor, layout, padding, fill_value(ld, self.stage), target, elements)
 
     def _row_reads(self) -> tuple[int, int, int]:
-        """Return the elements before the fragment of a row, and the width and number of its vectors."""
+        """Return the number of elements before a row's fragment, and the width and number of its vectors."""
         extent, ld = self.fragment.extents[-1], self.slide.source
         if self.tile is not None:
             rows = window_halo(self.program)

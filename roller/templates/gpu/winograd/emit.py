@@ -112,7 +112,7 @@ class _Winograd:
         return self.found.expr.anchor.extents[axis]
 
     def _filters(self) -> Points:
-        """Return the transform of one 3x3 filter of one channel per thread."""
+        """Return the transform for one 3x3 filter of one channel per thread."""
         form, source = self.form, self.ctx.buffers[self.form.filters.tensor]
         (_, kh, _), (_, kw, _) = form.slides
         filters = self.program.expr.anchor.extents[form.filter]
@@ -131,7 +131,7 @@ class _Winograd:
         return (self._extent(CHANNEL), self._extent(FILTER)), body
 
     def _images(self) -> Points:
-        """Return the transform of the input of one output tile of one channel per thread."""
+        """Return the input transform for one output tile of one channel per thread."""
         found, form, source = self.found, self.form, self.ctx.buffers[self.form.image.tensor]
 
         def transform(channel: Expr, row: Expr) -> Stmt:
@@ -192,7 +192,7 @@ class _Winograd:
         return with_buffers([given, half], seq([*fetch, loop("j", size, column, unroll=True), *rows]))
 
     def _outputs(self) -> Points:
-        """Return the back transform of one tile of one filter per thread, stored through the epilogue."""
+        """Return the back transform for one tile of one filter per thread, with results stored through the epilogue."""
         found, form = self.found, self.form
         filters = self.program.expr.anchor.extents[form.filter]
         result = buffer("result", (self.m * self.m,), _DTYPE, "local")
