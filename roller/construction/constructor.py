@@ -143,7 +143,7 @@ def _ints(row: Ints) -> tuple[int, ...]:
 
 
 def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:
-    """Return vector axis and elements: on a CPU from the batch, on a GPU from its template."""
+    """Return the vector axis and elements, taken from the batch on a CPU and from its template on a GPU."""
     g = batch.geometry
     if batch.vector_axis is not None:
         lanes = spec.teu.lanes * 4 // max(4, g.store.tensor.itemsize_bytes)

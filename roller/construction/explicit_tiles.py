@@ -117,7 +117,7 @@ def _check_derived(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, 
 
 
 def _fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
-    """Return a device's fragment by name, and the axes after a colon, as in names of programs."""
+    """Return a device's fragment by name, and the axes named after a colon, as in program names."""
     names = [f.name for f in spec.fragments]
     name, _, axes = text.partition(":") if isinstance(text, str) else (None, "", "")
     if name not in names:

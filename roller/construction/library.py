@@ -83,7 +83,7 @@ def _policy(policy: str, spec: DeviceSpec) -> LibraryPolicy:
 
 
 def _tensors_made(expr: TensorExpr, moments: bool) -> int:
-    """Return the number of tensors a framework call allocates: results, and row moments for the gradient."""
+    """Return the number of tensors that a framework call allocates: results, and row moments for the gradient."""
     sums = sum(s.combiner == "sum" for s in expr.stages) if moments else 0
     return len(expr.output_tensors) + sums
 

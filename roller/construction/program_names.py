@@ -106,7 +106,7 @@ def _check_layers(said: ProgramName, spec: DeviceSpec) -> None:
 
 
 def _fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragment | None:
-    """Return the matrix instruction of a name after checking that it computes the expression along the named axes."""
+    """Return the matrix instruction with a given name, checked to compute the expression along the named axes."""
     if (said.fragment is None) == structure_named(said.structure).on_matrix_unit:
         raise TileError(
             f"program: expected 'fragment=NAME:M,N,K' of a 'matrix' program, and of no other, got '{said.structure}' "
@@ -130,7 +130,7 @@ def _fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragme
 
 
 def _check_names(said: ProgramName, form: TensorExpr) -> None:
-    """Raise if a name lists an axis or tensor that the form lacks, or lists one twice."""
+    """Raise if a name lists an axis or tensor that the form lacks, or lists the same one twice."""
     inputs, loads = [t.name for t in form.inputs], [x.tensor for s in form.stages for x in s.loads]
     for word, given, known in (
         ("staged", said.staged, loads), ("pad", [t for t, _ in said.pad], list(said.staged)),

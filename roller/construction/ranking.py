@@ -78,7 +78,7 @@ def _cheapest(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count
 
 
 def _spread(pool: list[Row], count: int) -> list[Row]:
-    """Return the rows with at most ``sqrt(count)`` of every micro-kernel first, then the others."""
+    """Return the rows, putting at most ``sqrt(count)`` rows per micro-kernel first, then the others."""
     if count >= _FAMILY_COUNT and any(b.fragment is not None for _, b, _ in pool):
         return _tiles_first(pool)
     # Programs that differ only in the number of micro-kernels per task have almost equal predicted and measured times.
@@ -95,7 +95,7 @@ def _spread(pool: list[Row], count: int) -> list[Row]:
 
 
 def _tiles_first(pool: list[Row]) -> list[Row]:
-    """Return the rows with the best one of every competitive matrix tile first, then all others."""
+    """Return the rows, putting the best row of every competitive matrix tile first, then all others."""
     tiles: set[Family] = set()
     first: list[Row] = []
     later: list[Row] = []
@@ -173,7 +173,7 @@ class _Search:
         self.found.sort(key=lambda r: (r[1].seconds, str(r[0])))
 
     def best(self) -> Ranked:
-        """Return the best programs, including the best one of every competitive structure and matrix tile."""
+        """Return the best programs, including the best program of every competitive structure and matrix tile."""
         if self.count < _FAMILY_COUNT or len(self.found) <= self.count:
             return self.found[: self.count]
         near = [n for n, (_, e) in enumerate(self.found) if e.seconds <= _DOUBTED * self.limit_s]

@@ -1,4 +1,4 @@
-"""Why another program is worse: the capacity it exceeds, or the term that makes it slower."""
+"""Why another program is worse: the capacity that it exceeds, or the term that makes it slower."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
 
 
 def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> TensorExpr:
-    """Merge the tensor dimensions that exactly ``axes`` index in order everywhere; ``run`` becomes their index."""
+    """Merge the tensor dimensions indexed everywhere by exactly ``axes`` in order; ``run`` becomes their index."""
     # These dimensions hold the grouped axis contiguously, so their access stays affine: the weights of a grouped
     # convolution are read as ``W[f, c*kh*kw]``, without divisions.
     names = tuple(a.name for a in axes)

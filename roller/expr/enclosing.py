@@ -1,7 +1,7 @@
 """Interval rules of scalar functions: bounds on the result from bounds on the arguments.
 
-Monotone functions map both ends, products and quotients their corners, periodic functions their extrema; a step inside
-the interval gives both sides. :func:`enclose` adds the rounding of the function itself.
+Monotone functions map both ends, products and quotients map their corners, and periodic functions map their extrema; a
+step inside the interval gives both sides. :func:`enclose` adds the rounding of the function itself.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _rsqrt(value: Any, x: Enclosed) -> Enclosed:
 
 
 def _each_end(fn: str) -> Rule:
-    """Return the rule of a function that increases in both operands."""
+    """Return the rule for a function that increases in both operands."""
     f = FUNCTIONS[fn].numpy
     return lambda value, a, b: settled(value, f(a.low, b.low), f(a.high, b.high))
 
@@ -201,7 +201,7 @@ def _erf(value: Any, x: Enclosed) -> Enclosed:
 
 
 def _wave(fn: str, peak: float) -> Rule:
-    """Return the rule of sine or cosine, which has its maxima at ``peak`` plus multiples of the period."""
+    """Return the rule for sine or cosine, which has its maxima at ``peak`` plus multiples of the period."""
     f = FUNCTIONS[fn].numpy
 
     def passes(x: Enclosed, at: float) -> Any:
@@ -245,7 +245,7 @@ def _fmod(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
 
 
 def _compared(sure: Callable[[Enclosed, Enclosed], tuple[Any, Any]]) -> Rule:
-    """Return the rule of a comparison; ``sure`` returns where it certainly holds and where it certainly fails."""
+    """Return the rule for a comparison; ``sure`` returns where it certainly holds and where it certainly fails."""
 
     def rule(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
         yes, no = sure(a, b)

@@ -47,7 +47,7 @@ class Enclosure:
     Parameters
     ----------
     values
-        Inputs by name: arrays, or objects that accept index arrays as arrays do.
+        Inputs by name: arrays, or objects that accept index arrays like arrays.
     reordered
         Whether kernels only reorder the terms of a sum. Winograd's algorithm adds other terms.
 
@@ -379,7 +379,7 @@ def within_range(dtype: str, value: Any, e: Enclosed) -> Enclosed:
 
 
 def _rounded_to(e: Enclosed, dtype: str) -> Enclosed:
-    """Return the bounds of ``e`` stored in ``dtype``; a representable point stays a point."""
+    """Return the bounds on ``e`` stored in ``dtype``; a representable point stays a point."""
     if not is_float(dtype):
         return e
     if e.is_point:

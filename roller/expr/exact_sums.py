@@ -1,4 +1,4 @@
-"""Properties of terms that determine how a sum rounds: products of inputs, repeated terms, and terms of few digits."""
+"""Properties of terms that determine how a sum rounds: products of inputs, repeated terms, terms with few digits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _equal_pairs(values: np.ndarray) -> np.ndarray:
 
 
 def _rest(values: np.ndarray) -> np.ndarray:
-    """Return the distance of values to the nearest integer, in a tenth of the time of a remainder."""
+    """Return the distance of values to the nearest integer, which takes a tenth of the time of a remainder."""
     found: np.ndarray = values - np.rint(values)
     return found
 

@@ -71,7 +71,7 @@ def digit_of(part: Term, t: Term) -> Term | None:
 
 
 def simplified(index: Index, extents: Mapping[str, int]) -> Index:
-    """Return an equal index with fewer terms: unit axes are dropped, digits of one axis are joined.
+    """Return an equal index with fewer terms: unit axes are dropped, and digits of one axis are joined.
 
     Examples
     --------
@@ -170,7 +170,7 @@ def position(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> 
 def reshaped(
     index: Sequence[Index], old: Sequence[int], new: Sequence[int], extents: Mapping[str, int]
 ) -> tuple[Index, ...] | None:
-    """Return the access to shape ``new`` that reads the elements ``index`` reads in shape ``old``.
+    """Return the access to shape ``new`` that reads the elements that ``index`` reads in shape ``old``.
 
     Examples
     --------

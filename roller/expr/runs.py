@@ -1,4 +1,4 @@
-"""Runs: how far a grouped axis moves through a tensor with a constant stride.
+"""Runs: how far a grouped axis moves through a tensor at a constant stride.
 
 An axis ``n*ho*wo`` of a grouped form is contiguous within one image and jumps at the next. Code that knows the length
 of a run copies and stores whole vectors between the jumps.

@@ -19,7 +19,7 @@ from roller.expr.combiners import COMBINERS
 
 @dataclass(frozen=True)
 class Term:
-    """``coef * ((axis // div) % mod)``; ``mod == 0`` means no modulo, ``div == 1`` no division."""
+    """``coef * ((axis // div) % mod)``; ``mod == 0`` means no modulo, and ``div == 1`` no division."""
 
     axis: str
     coef: int = 1

@@ -87,7 +87,7 @@ def fresh_axis(name: str, taken: Container[str]) -> str:
 
 
 def _divisor(expr: TensorExpr, axis: Axis) -> int:
-    """Return the one divisor of an axis in all accesses, or 0 if the axis cannot be split by it."""
+    """Return the single divisor of an axis in all accesses, or 0 if the axis cannot be split by it."""
     indices = [i for s in expr.stages for i in (*s.store, *(i for ld in s.loads for i in ld.index))]
     terms = [t for i in indices for t in i.terms if t.axis == axis.name and not t.is_affine]
     found = {t.div for t in terms}
@@ -143,7 +143,7 @@ def _access(load: Load) -> tuple[str, tuple[Index, ...], set[Index]]:
 
 
 def _pitch(index: Index, outer: str, extents: Mapping[str, int], size: int) -> tuple[int, int] | None:
-    """Return the two extents that a dimension of ``size`` elements splits into at an index, or ``None``."""
+    """Return the two extents into which a dimension of ``size`` elements splits at an index, or ``None``."""
     pitch = sum(t.coef for t in index.terms if t.axis == outer)
     rest = [t for t in index.terms if t.axis != outer]
     if pitch < 2 or index.const or any(not t.is_affine or t.coef < 0 for t in rest):

@@ -27,8 +27,8 @@ class Stretch:
     Parameters
     ----------
     rates
-        Elements by which each axis (stage, name) and dimension (tensor, position) grows per element of ``axis``; absent
-        if it does not grow.
+        Elements by which each axis (stage, name) and dimension (tensor, position) grows per element of ``axis``;
+        entries are absent for axes and dimensions that do not grow.
     """
 
     expr: TensorExpr

@@ -1,4 +1,4 @@
-"""TensorExpr: a small frozen DAG of stages over named axes, which the stages of one expression share."""
+"""TensorExpr: a small frozen DAG of stages over named axes, which all stages of an expression share."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ class Stage:
 class TensorExpr:
     """Tensor expression of an operator: frozen, hashable and free of TVM.
 
-    Each stage writes one tensor. Its store index maps the spatial axes to the tensor's dimensions; its body is a scalar
-    tree over loads; an optional combiner reduces over the reduction axes. Axes with the same name in several stages are
-    the same coordinate, so fusion and tiling act on all stages at once.
+    Each stage writes one tensor. The store index of a stage maps the spatial axes to the tensor's dimensions; its body
+    is a scalar tree over loads; an optional combiner reduces over the reduction axes. Axes with the same name in
+    several stages are the same coordinate, so fusion and tiling act on all stages at once.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ def expr_text(expr: TensorExpr) -> str:
 
 
 def _dtypes(expr: TensorExpr) -> str:
-    """Return the dtypes of inputs and outputs, and the accumulator's if it differs from both."""
+    """Return the dtypes of inputs and outputs, and the accumulator's dtype if it differs from both."""
     read = ", ".join(dict.fromkeys(t.dtype for t in expr.inputs))
     written = ", ".join(dict.fromkeys(t.dtype for t in expr.output_tensors))
     anchor = expr.anchor

@@ -59,7 +59,7 @@ def live_span(stage: Stage, axis: Axis) -> tuple[int, int]:
 
 
 def adds_nothing_outside(stage: Stage, load: Load) -> bool:
-    """Return whether a point adds nothing to a stage's reduction where a guard of ``load`` fails."""
+    """Return whether a point adds nothing to a stage's reduction if a guard of ``load`` fails."""
     neutral = COMBINERS[stage.combiner or "sum"].neutral
 
     def zero(n: Scalar) -> bool:

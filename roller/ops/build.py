@@ -118,7 +118,7 @@ def flag(where: str, argument: str, value: Any) -> bool:
 
 
 def function_names(where: str, argument: str, value: Any) -> tuple[str, ...]:
-    """Return one or several element-wise functions as a tuple of texts, not yet parsed."""
+    """Return one or several element-wise functions as a tuple of unparsed texts."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (tuple, list)):
         raise ExprError(f"{where}: argument '{argument}': expected the name of a function or several, "
@@ -198,7 +198,7 @@ def indices(axes: Sequence[Axis | str]) -> tuple[Index, ...]:
 
 
 def rows_of(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Return ``axes``, or for a scalar one axis of extent 1: every stage needs a spatial axis to tile."""
+    """Return ``axes`` or, for a scalar, one axis of extent 1: every stage needs a spatial axis to tile."""
     return axes or (Axis("one", 1, SPATIAL),)
 
 

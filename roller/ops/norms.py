@@ -1,4 +1,4 @@
-"""Layer and root-mean-square normalisation over the last dimension."""
+"""Layer and root-mean-square normalization over the last dimension."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def moments(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
 
 
 def standardised(rows: Rows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
-    """Return stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the row's factor."""
+    """Return the stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the row's factor."""
     stages, mean, variance = moments(rows)
     factor = Call("rsqrt", (Call("add", (variance, rows.t.const(epsilon))),))
     return stages, Call("mul", (Call("sub", (rows.here, mean)), factor)), mean, factor

@@ -137,7 +137,7 @@ def _check_positions(where: str, dtype: str, count: int) -> None:
 def extreme_and_position(
     rows: Rows, y: Tensor, *, largest: bool = True, last: bool = False, part: str = "extreme"
 ) -> tuple[Stage, Stage]:
-    """Return two reductions: the extreme of each row, and its first (or ``last``) position."""
+    """Return two reductions: the extremum of each row, and its first (or ``last``) position."""
     # Two plain reductions need no tuple combiner; eq is exact, both sides are the same stored element. NaN is the
     # extreme, as in NumPy, but equals nothing: isnan finds its position.
     extreme = rows.reduction(part, rows.element, "max" if largest else "min")

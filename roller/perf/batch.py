@@ -102,7 +102,7 @@ class TileBatch:
         return found
 
     def _kept(self, spec: DeviceSpec, key: Any) -> tuple[NDArray[Any], ...] | None:
-        """Return arrays computed for these programs or for the batch they were taken from, or ``None``."""
+        """Return arrays computed for these programs or for the batch from which they were taken, or ``None``."""
         own: tuple[DeviceSpec, tuple[NDArray[Any], ...]] | None = self._memo.get(key)
         if own is not None and own[0] is spec:
             return own[1]
@@ -159,7 +159,7 @@ class TileBatch:
 
     @cached_property
     def thread_axes(self) -> NDArray[np.bool_]:
-        """Mask of the axes over which threads are spread: spatial ones, and reductions in ``rows``."""
+        """Mask of the axes over which threads are spread: spatial axes, and reductions in ``rows``."""
         spatial = self.geometry.spatial
         return np.ones_like(spatial) if self.traits.spreads_reductions else spatial
 

@@ -1,6 +1,7 @@
 """Terms: a predicted time as a tree of the model's numbers, each with the rule that computed it from its parts.
 
-Applying the rules to the leaves reproduces the predicted seconds exactly (double precision, parts left to right).
+Applying the rules to the leaves reproduces the predicted seconds exactly (in double precision, with parts from left to
+right).
 """
 
 from __future__ import annotations

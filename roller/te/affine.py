@@ -241,7 +241,7 @@ def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor,
 
 
 def _onto(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
-    """Rewrite a bound for an index of the load that is a multiple of the bounded index plus a constant, if any."""
+    """Rewrite a bound for a load index that is a multiple of the bounded index plus a constant, if there is one."""
     wanted = {(t.axis, t.div, t.mod): t.coef for t in b.index.terms}
     for index in load.index:
         have = {(t.axis, t.div, t.mod): t.coef for t in index.terms}

@@ -27,7 +27,7 @@ class Block:
 
 
 def tensor_of(buffer: Any, name: str) -> Tensor:
-    """Return the tensor that a buffer declares; raise for symbolic shapes and non-contiguous memory."""
+    """Return the tensor that a buffer declares; raise an error for symbolic shapes and non-contiguous memory."""
     if not is_buffer_var(buffer):
         raise ExprError(f"parameter '{name}': expected a buffer, got a scalar. Give it a value before compiling.")
     start = buffer.elem_offset
@@ -164,7 +164,7 @@ def _read(block: Any, where: str) -> Block:
 
 
 def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
-    """Recognise ``out = out (+ * max min) value`` and check its initial value."""
+    """Recognize ``out = out (+ * max min) value`` and check its initial value."""
 
     def is_self(e: Any) -> bool:
         return isinstance(e, TensorLoad) and e.source.same_as(store.buffer)

@@ -71,7 +71,7 @@ class Converter:
     blocks
         Blocks by the buffer they write.
     extremum
-        The stage's combiner if it is ``max`` or ``min``: the extreme finite padding value then acts as an infinity.
+        The stage's combiner if it is ``max`` or ``min``; the extreme finite padding value then acts as an infinity.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Converter:
                 return n
             tensor = by_name[n.tensor]
             if outside is None and _stays_inside(n, tensor, self.space.extents):
-                return n  # the enclosing selection drops the value, and a guard would prevent vectorisation
+                return n  # the enclosing selection drops the value, and a guard would prevent vectorization
             fill = (n.outside if n.guard else 0.0) if outside is None else outside
             return guarded(n, bounds, fill, tensor, self.space.extents)
 

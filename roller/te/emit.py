@@ -219,7 +219,7 @@ def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
     # A vector select evaluates both sides, and TVM simplifies each as if its condition held: a guard that the condition
     # implies, or the remainder of an index (``x[i % 4]`` where ``i < 4``), would be dropped, and the load would leave
     # its tensor. With control flow this simplification is correct. Conditions on data imply nothing about positions and
-    # stay selects, which vectorise.
+    # stay selects, which vectorize.
     if _is_positional(condition) and any(_has_branch(x) or _folds(x, condition) for x in (a, b)):
         return tirx.if_then_else(condition, a, b)
     return tirx.Select(condition, a, b)

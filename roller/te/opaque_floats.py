@@ -22,7 +22,7 @@ _NODES: dict[str, Callable[[Any, Any], Any]] = {
     "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
 }  # fmt: skip
 #: Dtypes whose operations become opaque; vectors have their lanes in the name. bfloat16 and float8 remain nodes: TVM's
-#: legalising passes convert them, and must recognise them.
+#: legalizing passes convert them, and must recognize them.
 _FLOATS = re.compile(r"float(?:16|32|64)(?:x\d+)?")
 _ANY_FLOATS = re.compile(r"b?float.*")
 _NARROW = re.compile(r"(?:b?float16|float8_\w+?)(x\d+)?")
@@ -94,7 +94,7 @@ def _is_opaque(expr: Any, node: str) -> bool:
 
 
 def _plain(call: Any) -> Any:
-    """Return the node of an extremum that may return any operand if one is NaN."""
+    """Return the node for an extremum that may return any operand if one is NaN."""
     return getattr(tirx, call.op.name.removeprefix("roller.Any"))(*call.args)
 
 
@@ -187,7 +187,7 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
     def hidden(body: Sequence[Any]) -> list[Any]:
         if not isinstance(body[0], tirx.Reduce):
             return [structural_map(value, rules) for value in body]
-        # The combiner keeps the form that readers recognise; reductions of several results share one source object.
+        # The combiner keeps the form that readers recognize; reductions of several results share one source object.
         source = tvm_ffi.convert([structural_map(x, rules) for x in body[0].source])
         return [tirx.Reduce(r.combiner, source, r.axis, r.condition, r.value_index, r.init) for r in body]
 

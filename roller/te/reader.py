@@ -1,6 +1,6 @@
-"""Read TVM tensor expressions and unscheduled PrimFuncs as TensorExpr, and the inverse.
+"""Conversion of TVM tensor expressions and unscheduled PrimFuncs to TensorExpr, and back.
 
-It reads the blocks of the PrimFunc by arithmetic analysis and ignores operator names, tags and annotations.
+The reader analyses the arithmetic of the PrimFunc's blocks and ignores operator names, tags and annotations.
 Element-wise producers (padding included) are inlined, which leaves reductions and one element-wise stage per output.
 """
 

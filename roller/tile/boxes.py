@@ -92,7 +92,7 @@ def _span(index: Index, tile: Mapping[str, Ints | int], whole: Mapping[str, int]
 
 
 def _quotients(t: Term, extent: Ints, whole: int) -> Ints:
-    """Return how far ``axis // div % mod`` moves over ``extent`` neighbours that start at multiples of it."""
+    """Return how far ``axis // div % mod`` moves over ``extent`` neighbours that start at multiples of ``extent``."""
     if t.is_affine:
         return extent - 1
     aligned = (extent % t.div == 0) | (t.div % extent == 0)
@@ -117,7 +117,7 @@ def least(index: Index, ranges: Mapping[str, tuple[int, int]], whole: Mapping[st
 
 
 def boxes_of(expr: TensorExpr) -> dict[str, Box]:
-    """Return the boxes of all tensors of an expression by name (memoised on the expression)."""
+    """Return the boxes of all tensors of an expression by name (memoized on the expression)."""
     found: dict[str, Box] | None = expr._memo.get("bsp/boxes")
     if found is None:
         touched: dict[str, dict[tuple[Index, ...], None]] = {}

@@ -1,4 +1,4 @@
-"""Operands of a matrix instruction: which load is A and which is B, their layout in scratchpad, and bank conflicts.
+"""Operands of a matrix instruction: which load is A and which is B, their scratchpad layout, and bank conflicts.
 
 The load that the m axis indexes is A, and the load that the n axis indexes is B; the k axis indexes both. A matrix unit
 reads rows of 16 bytes; a tile whose rows would not be aligned to 16 bytes (windows, strides) is staged by axes.
@@ -227,7 +227,7 @@ def swizzle(operand: Operand, fragment: Fragment, padding: int) -> Swizzle | Non
 
 
 def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]]:
-    """Return the byte addresses of the rows a TEU reads, by phase: the eight rows that are served together."""
+    """Return the byte addresses of the rows that a TEU reads, by phase: the eight rows that are served together."""
     # One list per matrix of eight rows in the fragment; an operand's other fragments are at multiples of these
     # addresses.
     chunk, size = operand.chunk, operand.tensor.itemsize_bytes

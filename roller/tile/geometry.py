@@ -38,7 +38,7 @@ class Geometry:
 
     @classmethod
     def of(cls, expr: TensorExpr) -> Geometry:
-        """Return the geometry of ``expr`` (memoised on the expression)."""
+        """Return the geometry of ``expr`` (memoized on the expression)."""
         found = expr._memo.get("geometry")
         if found is None:
             found = expr._memo["geometry"] = _build(expr)

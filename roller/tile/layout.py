@@ -65,7 +65,7 @@ def program_layout(program: RProgram, load: Load) -> TileLayout:
 
 
 def has_tile(tensor: str, index: Sequence[Index], staged: Collection[str]) -> bool:
-    """Return whether a load reads the scratchpad: its tensor is ``staged`` and it is not a single element."""
+    """Return whether a load reads the scratchpad: its tensor is ``staged`` and the load is not a single element."""
     return tensor in staged and any(i.terms for i in index)
 
 

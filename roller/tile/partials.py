@@ -1,4 +1,4 @@
-"""The second kernel of a split reduction, which combines the partial results; for code generation and the model."""
+"""The second kernel of a split reduction, which combines the partial results, for code generation and the model."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ ALIGNED_TILES = 4
 class RProgram:
     """A complete tiling of an expression for one kind of device.
 
-    On a GPU the ``register`` tile belongs to one thread and the ``shared`` tile to one block; on a CPU the ``register``
-    tile is the micro-kernel, the ``l1`` tile the panel step and the ``l2`` tile one parallel task. Per axis, every tile
-    is a multiple of the tile of the next faster layer; the slowest layer holds the whole tensors. Extents may exceed
-    the axis: the excess is padding in the faster layers, never a padded copy in DRAM.
+    On a GPU, the ``register`` tile belongs to one thread and the ``shared`` tile to one block; on a CPU, the
+    ``register`` tile is the micro-kernel, the ``l1`` tile the panel step, and the ``l2`` tile one parallel task. Per
+    axis, every tile is a multiple of the tile of the next faster layer; the slowest layer holds the whole tensors.
+    Extents may exceed the axis: the excess is padding in the faster layers, never a padded copy in DRAM.
 
     Parameters
     ----------

@@ -109,7 +109,7 @@ def _with_extent(expr: TensorExpr, axis: Axis, extent: int) -> TensorExpr | None
 
 
 def _reach(index: Index, axis: str, less: int) -> int:
-    """Return the decrease of the largest value of an index, negative if it is unknown."""
+    """Return the decrease in the largest value of an index, negative if it is unknown."""
     total = 0
     for t in index.terms:
         if t.axis != axis or t.mod:

@@ -29,7 +29,7 @@ def pitches(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
-    """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 is contiguous."""
+    """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 means contiguous."""
     n = min(extent, 257)
     if n < 2:
         return float("inf")

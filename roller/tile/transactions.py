@@ -192,7 +192,7 @@ def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, s
 
 
 def _transactions_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
-    """Return transactions of the runs along a dimension by the offset of their rows in elements, ``(slots,)``."""
+    """Return the transactions of the runs along a dimension by the offset of their rows (elements), ``(slots,)``."""
     key = ("touched", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
         first, number = access.pieces(d, axes, tile)

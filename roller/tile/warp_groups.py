@@ -95,7 +95,7 @@ class GroupTile:
         return chunk // per * (self.lines * line_elements) + line * line_elements + moved * self.chunk
 
     def start(self, row: Any, k: int) -> Any:
-        """Return the element at which a product's operand starts: ``row`` a multiple of its rows, ``k`` of 16."""
+        """Return the element at which a product's operand starts: ``row`` is a multiple of its rows, ``k`` of 16."""
         line_elements = self.line_bytes // self.tensor.itemsize_bytes
         line, along = (row, k) if self.k_major else (k, row)
         return along // line_elements * (self.lines * line_elements) + line * line_elements + along % line_elements

@@ -1,4 +1,4 @@
-"""Sliding-window reductions: the input rows of a strip of outputs, and the outputs that each row contributes to.
+"""Sliding-window reductions: the input rows of a strip of outputs, and the outputs to which each row contributes.
 
 A thread of structure ``window`` computes a strip of outputs along one spatial axis (the slide). It loads every input
 row once and adds it to all outputs whose window contains it, so only these outputs need accumulators.

@@ -42,7 +42,7 @@ class Products:
     expr
         The product ``M[e, f, t] = sum_c U[e, c, f] * V[e, c, t]``. ``V`` is ``[e, t, c]`` if the image's channels are
         contiguous, and ``M`` is ``[e, t, f]`` if the output's filters are contiguous. ``U`` and ``V`` have the names of
-        the tensors that they are computed from, so that fields of a program apply to both.
+        the tensors from which they are computed, so that fields of a program apply to both.
     """
 
     form: WindowProduct
@@ -110,7 +110,7 @@ class Products:
 
 
 def products(expr: TensorExpr, structure: str) -> Products | None:
-    """Return the batched matrix product of an expression (memoised on it), or ``None`` if it is not one.
+    """Return the batched matrix product of an expression (memoized on it), or ``None`` if it is not one.
 
     Examples
     --------

@@ -22,7 +22,7 @@ def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[Tensor
 
 
 def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[TensorExpr, ...]:
-    """Return the forms tried on matrix units: also the form with only the output axes grouped."""
+    """Return the forms tried on matrix units, including the form with only the output axes grouped."""
     if not spec.fragments:
         return ()
     forms = canonical_forms(expr, options)

@@ -65,7 +65,7 @@ class Place:
         return replace(self.batch, register=register, block=block, panel=panel, split_k=split, **changes)  # type: ignore[arg-type]
 
     def _block_steps(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the tiles with one axis of the block a step larger or smaller."""
+        """Yield the tiles with one axis of the block one step larger or smaller."""
         g, per = self.geometry, self.block // self.register
         for a in range(len(g.names)):
             most = -(-int(g.extents[a]) // int(self.register[a]))
@@ -83,7 +83,7 @@ class Place:
         return not self.batch.traits.slides_windows and (self.spec.traits.blocks or self.batch.traits.reuses)
 
     def _register_steps(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the tiles with one axis of the register tile a step larger or smaller."""
+        """Yield the tiles with one axis of the register tile one step larger or smaller."""
         g = self.geometry
         for a in range(len(g.names)):
             unit = self.spec.teu.lanes if a == self.batch.vector_axis else self._fragment_unit(a)

@@ -1,7 +1,7 @@
 """Scale-up: grow aligned tiles layer by layer along the axis with the best data reuse score.
 
-All tiles of a layer grow at once: a state is one row of an array, a step doubles (or finishes) one
-axis of every state, and every state visited is a candidate.
+All tiles of a layer grow at once: a state is one row of an array, each step doubles (or finishes) one axis of every
+state, and every state visited is a candidate.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> In
 
 
 def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
-    """Return every factorisation of a TEU's lanes over the spatial axes, ``(M, axes)``."""
+    """Return every factorization of a TEU's lanes over the spatial axes, ``(M, axes)``."""
     axes = np.flatnonzero(spatial)
     bits = lanes.bit_length() - 1
     # A factor larger than the number of threads that an axis can use would only pad, so factors are capped at the next

@@ -1,7 +1,7 @@
 """The CPU templates' decisions for programs, made once for the price (arrays) and for code generation (one row).
 
-No axis is padded: the last register tile of an axis starts at ``extent - tile`` and overlaps its neighbour. Points of
-both get the same value twice, so loops and stores need no predicate, and panels need no neutral padding.
+No axis is padded: the last register tile of an axis starts at ``extent - tile`` and overlaps its neighbour. Points in
+both tiles get the same value twice, so loops and stores need no predicate, and panels need no neutral padding.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def decide(batch: TileBatch, elements: int) -> Decisions:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions for the programs of a batch; arrays ``(N, axes)``, except ``lanes`` and ``chains`` ``(N,)``.
+    """Decisions for the programs of a batch, as arrays ``(N, axes)``, except ``lanes`` and ``chains`` ``(N,)``.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ class Decisions:
         return np.where(self.upfront(access), np.where(access.touched, self.tiles, 1).prod(axis=1), 1)
 
     def packings(self, access: Access) -> Ints:
-        """Return how often all of a panel is packed, ``(N,)``: once up front, else by every task that shares it."""
+        """Return how often a whole panel is packed, ``(N,)``: once up front, or by every task that shares it."""
         return np.where(self.upfront(access), 1, self._sharing(access))
 
     def _sharing(self, access: Access) -> Ints:

@@ -38,7 +38,7 @@ class Slide:
     bound: Bound
 
     def first(self, last_output: Any) -> Any:
-        """Return the first tap that is inside for some output up to ``last_output``; below 0 if all are."""
+        """Return the first tap that is inside for some output up to ``last_output``; below 0 if all taps are."""
         return -((self.step * last_output - self.low) // self.gap)
 
     def end(self, first_output: Any) -> Any:
@@ -149,5 +149,5 @@ def _live(slide: Slide, begin: Ints, tile: int, taps: int) -> float:
 
 
 def skipping(shares: Floats) -> Sequence[int]:
-    """Return the axes of one program, by its row of :func:`live_shares`, of which micro-kernels skip some points."""
+    """Return the axes of which one program's micro-kernels skip some points, given its row of :func:`live_shares`."""
     return tuple(int(a) for a in np.flatnonzero(shares < 1.0))

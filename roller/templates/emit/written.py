@@ -14,7 +14,7 @@ from roller.te.compat import tvm
 
 #: Node fields that hold numbers directly; all other integers in a node are positions of earlier nodes.
 _NUMBERS = {("tirx.For", "kind"), ("tirx.BufferType", "data_alignment"), ("tirx.BufferType", "offset_factor")}
-#: Kinds of loops without a counter: vectorised and unrolled ones.
+#: Kinds of loops without a counter: vectorized and unrolled ones.
 _COUNTLESS = (2, 3)
 #: The dtype of sizes. Formulas are cast if a number has another dtype, such as an index that is a result.
 _SIZE = "int32"

@@ -173,7 +173,7 @@ def _bandwidth(p: Parts, at: Reader) -> Term:
 
 
 def _pipes(p: Parts, at: Reader) -> tuple[Term, ...]:
-    """Return the phases of copies and arithmetic: separate if integer instructions have pipes of their own."""
+    """Return the phases of copies and arithmetic: separate if integer instructions have their own pipes."""
     b, clock = p["waves"].per_unit, _clock(p, at)
     arithmetic = at.made("quotient", "arithmetic", p["arithmetic"], "s", _arithmetic_cycles(p, b, at), clock)
     copying = at.made("quotient", "instructions of copies", p["copying"], "s", _copy_cycles(p, b, at), clock)

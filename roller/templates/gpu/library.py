@@ -65,7 +65,7 @@ def _sides(geometry: Geometry) -> tuple[int, int, int] | None:
 
 
 def _thread_tile(height: int, width: int, threads: int) -> tuple[int, int]:
-    """Return the tile of a thread: square, or twice as long along the block's longer side."""
+    """Return the tile of a thread, which is square or twice as long along the block's longer side."""
     outputs = height * width // threads
     shorter = 1 << ((outputs.bit_length() - 1) // 2)
     longer = outputs // shorter

@@ -32,7 +32,7 @@ class Decision:
     waves, steps
         Number of tiles that a unit computes one after another, and of reduction steps per tile.
     supersteps
-        Compute phases of the whole program, each preceded by a synchronisation.
+        Compute phases of the whole program, each preceded by a synchronization.
     received_bytes
         Bytes a unit receives in one reduction step, in whole words of the exchange.
     other_bytes

@@ -1,8 +1,8 @@
 """Growth of a unit's tile by data reuse on bulk-synchronous devices, then the choice of reduction steps and parts.
 
 A tile starts as one vector of one worker (or one pass of the matrix unit) and grows along the axes that save the most
-exchange per byte of scratchpad. Every state on the way is a program: small tiles fill all units, large ones exchange
-less.
+exchange per byte of scratchpad. Every state on the way is a program: small tiles fill all units, and large tiles
+exchange less.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roller.tile.structures import MATRIX, structure_of
 #: Numbers of equal parts of an axis in addition to powers of two; axes followed per state; rounds of growth; states
 #: kept.
 _PARTS, _BRANCH, _ROUNDS, _KEPT = 12, 3, 24, 128
-#: Largest reduction steps tried per tile: smaller ones only synchronise more often.
+#: Number of reduction steps tried per tile, largest first: smaller steps only synchronize more often.
 _STEPS = 3
 #: Numbers of units over which a reduction may be split.
 _SPLITS = (2, 4, 8, 16, 32)

@@ -1,4 +1,4 @@
-"""Price of programs for a bulk-synchronous device: the sum of compute, exchange, synchronisation and streaming times.
+"""Price of programs for a bulk-synchronous device: the sum of compute, exchange, synchronization and streaming times.
 
 Phases do not overlap. Streaming is the traffic with the memory outside the device for tensors that all scratchpads
 together cannot hold; the exchange carries it, so it does not overlap either.
@@ -31,7 +31,7 @@ def priced(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] |
     once = _once_cycles(batch, spec)
     cycles = d.waves * (d.steps * step + once)
     moved = d.waves * (d.steps * d.received_bytes + d.other_bytes + d.partial_bytes + d.result_bytes)
-    # One synchronisation before every exchange (data tiles of each step, parts, results), and one per further stage.
+    # One synchronization before every exchange (data tiles of each step, parts, results), and one per further stage.
     meetings = (d.supersteps + d.waves).astype(float)
     behind = spec.memory_layers[-1]
     terms: Terms = {
@@ -77,7 +77,7 @@ def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def idle_workers(pieces: Ints, spec: DeviceSpec) -> Floats:
-    """Return the factor by which pieces that do not divide evenly among a unit's workers lengthen a tile."""
+    """Return the factor by which a tile takes longer if its pieces do not divide evenly among a unit's workers."""
     workers = spec.limits.threads_per_unit or 1
     return np.asarray(-(-pieces // workers) * workers / pieces)
 

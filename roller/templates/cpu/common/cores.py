@@ -43,7 +43,7 @@ def _uneven(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def combine_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds in which one core combines the parts of a split reduction: written once, read once."""
+    """Return the seconds in which one core combines the parts of a split reduction, each written once and read once."""
     results = decided(batch, spec).parts * float(batch.geometry.store.tensor.elements) * ACCUMULATOR_BYTES
     return np.where(batch.split_k > 1, 2 * results * spec.units / holding_bandwidth(results, spec), 0.0)
 

@@ -58,7 +58,7 @@ def batch_of(
 
 
 def tile_counts(geometry: Geometry, register: Ints) -> Ints:
-    """Return the number of register tiles along every spatial axis, 1 along the others."""
+    """Return the number of register tiles along every spatial axis, and 1 along the others."""
     return np.where(geometry.spatial, -(-geometry.extents // register), 1)
 
 

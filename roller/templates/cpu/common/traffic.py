@@ -91,7 +91,7 @@ def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Fl
 
 
 def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes of a packed data tile, or of all lines that hold an unpacked one."""
+    """Return the bytes of a packed data tile, or of all lines that hold an unpacked tile."""
     # A run of ``r`` bytes at any start touches ``r / line + 1 - itemsize / line`` lines on average. A window with gaps
     # skips the elements between its taps, so it moves no more than its taps do separately.
     size, d = access.tensor.itemsize_bytes, decided(batch, spec)

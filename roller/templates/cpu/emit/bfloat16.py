@@ -22,7 +22,7 @@ def bfloat16_bits(value: Any) -> Any:
 
 
 def rounded_casts(body: Any) -> Any:
-    """Return a statement in which conversions to bfloat16 and back are replaced by rounding of float32."""
+    """Return a statement in which conversions to bfloat16 and back are replaced by rounding float32 values."""
 
     def back(cast: Any) -> Any:
         narrow = cast.value

@@ -1,4 +1,4 @@
-"""8-bit floats on CPUs by integer arithmetic on their bits, which LLVM vectorises."""
+"""8-bit floats on CPUs by integer arithmetic on their bits, which LLVM vectorizes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Element-wise loop nests: vectors along one axis, the last one shifted back instead of masked.
+"""Element-wise loop nests: vectors along one axis, with the last vector shifted back instead of masked.
 
-The streaming template uses them, and the rows template for its stages without a reduction.
+The streaming template uses them, as does the rows template for its stages without a reduction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNROLL = 4
 
 
 def contiguity(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
-    """Return the number of accesses contiguous along ``axis``, and minus the number of strided ones."""
+    """Return the number of accesses contiguous along ``axis``, and minus the number of strided accesses."""
     accesses = [(stage.name, stage.store), *((ld.tensor, ld.index) for ld in stage.loads)]
     steps = [lane_stride(index, expr.tensors[name].shape, axis) for name, index in accesses]
     return sum(s == 1 for s in steps), -sum(s not in (0, 1) for s in steps)
@@ -111,7 +111,7 @@ def _from_line(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
 def tile_loop(
     nest: Nest, plans: Sequence[SpatialPlan], start: Mapping[str, Any], body: Callable[[dict[str, Any]], Stmt]
 ) -> Stmt:
-    """Run ``body`` on every element of a register tile: unrolled, lanes vectorised innermost."""
+    """Run ``body`` on every element of a register tile: unrolled, lanes vectorized innermost."""
     vector = next((p for p in plans if p.lanes > 1), None)
     rows = [p for p in plans if p is not vector]
 

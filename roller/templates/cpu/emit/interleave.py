@@ -1,4 +1,4 @@
-"""Interleave functions of several vectors, so that the latency of one overlaps with the computation of the others.
+"""Interleave functions of several vectors, so that the latency of one vector overlaps the computation of the others.
 
 The steps of a polynomial depend on each other. LLVM splits one vector of several registers instruction by instruction,
 so every step is done for all registers before the next step, without relying on out-of-order execution.

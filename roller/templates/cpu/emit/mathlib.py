@@ -1,6 +1,6 @@
-"""Transcendental functions as vectorisable float32 arithmetic, accurate to a few units in the last place.
+"""Transcendental functions as vectorizable float32 arithmetic, accurate to a few units in the last place.
 
-LLVM turns a vector ``exp`` into one library call per lane; this arithmetic vectorises and keeps infinities and NaN.
+LLVM turns a vector ``exp`` into one library call per lane; this arithmetic vectorizes and keeps infinities and NaN.
 float64 keeps the library's functions.
 """
 

@@ -79,7 +79,7 @@ class SpatialPlan:
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements, of which the last may be shorter.
+    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements, the last of which may be shorter.
 
     Parameters
     ----------

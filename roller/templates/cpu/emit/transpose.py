@@ -22,7 +22,7 @@ def transposable(source: Buffer, panel: Buffer, lanes: int) -> bool:
 
 
 def transposed(nest: Nest, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
-    """Return statements that bind the transpose of as many vectors as they have lanes, and its vectors."""
+    """Return statements that bind the transpose of as many vectors as they have lanes, and the resulting vectors."""
     # For each bit of the row number, from the highest down, the rows without and with the bit exchange the lanes with
     # and without it.
     lanes = len(rows)

@@ -1,4 +1,4 @@
-"""Candidate programs of byte products: register tiles of whole vectors, words along one reduction axis."""
+"""Candidate programs of byte products: register tiles of whole vectors, and words along one reduction axis."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _pool(
 
 
 def _fragment_tiles(geometry: Geometry, fragment: Fragment, m: int, v: int) -> Ints:
-    """Return the register tiles of whole fragments that fit the tile registers with their operands."""
+    """Return the register tiles of whole fragments that, with their operands, fit in the tile registers."""
     found = []
     for rows, columns in itertools.product(range(1, TILE_REGISTERS), repeat=2):
         if tile_registers(rows, columns) <= TILE_REGISTERS:

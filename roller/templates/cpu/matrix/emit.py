@@ -1,4 +1,4 @@
-"""Micro-kernel of byte products: a word of one operand broadcast to all lanes, packed words of the other.
+"""Micro-kernel of byte products: a word of one operand is broadcast to all lanes and meets packed words of the other.
 
 The instruction multiplies unsigned bytes by signed ones. If both operands have one sign, an exclusive or moves each
 byte of a row's word by 128, and 128 times the sums of the packed words correct the result.
@@ -184,7 +184,7 @@ class Matrix(Tiled):
         return [dict(zip((s.name for s in axes), at, strict=True)) for at in every]
 
     def _combo(self, inner: Mapping[str, int]) -> int:
-        """Return the number of the packed words that a row multiplies in a step."""
+        """Return the index of the packed words that a row multiplies in a step."""
         number = 0
         for s in self._rows_of(self.packed):
             number = number * s.tile + inner[s.name]

@@ -28,7 +28,7 @@ class WordPanel:
     Parameters
     ----------
     spatial
-        The spatial axes that index it, the lanes' axis last.
+        The spatial axes that index it, ending with the lanes' axis.
     reduction
         The reduction axes that index it, in loop order; the extent of ``along`` counts words.
     along, word
@@ -36,7 +36,7 @@ class WordPanel:
     extent
         Extent of that axis (elements).
     upfront
-        As in :class:`~roller.templates.cpu.tiled.emit_staging.PanelPlan`.
+        See :class:`~roller.templates.cpu.tiled.emit_staging.PanelPlan`.
     """
 
     load: Load
@@ -129,7 +129,7 @@ Copy = Callable[[Nest, WordPanel, Buffer, Buffer, Env, tuple[Expr, ...], int, in
 
 
 def _copy_of(plan: WordPanel, source: Buffer) -> Copy:
-    """Return the way words are copied: in one piece, interleaved for as many words as lanes, or byte by byte."""
+    """Return how words are copied: in one piece, interleaved for as many words as lanes, or byte by byte."""
     load, shape = plan.load, dimensions(source, plan.load.index)
     guarded = {n for b in load.guard for n in b.index.axes}
     run = run_along(load.index, shape, plan.along, plan.extent)

@@ -156,7 +156,7 @@ class Tiles(Matrix):
         return out
 
     def _step(self, env: Env, at: Env) -> Stmt:
-        """Multiply one step of every fragment of rows by one of every fragment of packed words."""
+        """Multiply one step of every row fragment by one step of every fragment of packed words."""
         assert self.vector is not None
         out = [self._loaded_lanes(env, at, j) for j in range(self._vectors)]
         for i in range(len(self.row_counts)):

@@ -25,7 +25,7 @@ def matrix_batch(
     fragment: Fragment,
     along: tuple[str, ...] | None,
 ) -> TileBatch:
-    """Return the program of a register tile and a task tile, with the axes of its rows, lanes and words."""
+    """Return the program for a register tile and a task tile, with the axes of its rows, lanes and words."""
     ways = [axes for axes in matrix_axes(geometry, spec, fragment) if along in (None, axes)]
     if not ways:
         where = f" along {along}" if along is not None else ""

@@ -18,7 +18,7 @@ BYTES = ("int8", "uint8")
 
 
 def byte_product(stage: Stage) -> tuple[Load, Load] | None:
-    """Return the two loads whose product a stage sums in int32, or ``None`` for another stage."""
+    """Return the two loads whose product a stage sums in int32, or ``None`` for other stages."""
     if stage.combiner != "sum" or stage.acc_dtype != "int32" or not isinstance(stage.body, Call):
         return None
     if stage.body.fn != "mul":
@@ -81,7 +81,7 @@ def _words(geometry: Geometry, packed: Access, other: Access, fragment: Fragment
 
 
 def _rows(geometry: Geometry, packed: Access, other: Access, v: int) -> int:
-    """Return the longest axis along which rows reuse the lanes' operand; any axis for a single row."""
+    """Return the longest axis along which rows reuse the lanes' operand; for a single row, return any axis."""
     axes = [int(a) for a in np.flatnonzero(geometry.spatial) if a != v]
     return max(axes, key=lambda a: (bool(other.uses[a] and not packed.uses[a]), int(geometry.extents[a])), default=v)
 

@@ -42,7 +42,7 @@ def computed_once(expr: TensorExpr) -> TensorExpr:
 
 
 def _stages(expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict[Scalar, Load]) -> list[Stage]:
-    """Return a stage after the stages of the values it needs; ``held`` maps values to loads, in the anchor's names."""
+    """Return a stage after the stages of the values it needs; ``held`` maps values to loads, by the anchor's names."""
     s, form = r.stage, row_form(expr, r.stage, r.columns)
     out: list[Stage] = []
 

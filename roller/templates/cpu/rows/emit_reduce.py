@@ -167,7 +167,7 @@ class Reducer:
         return [*(part(*h) for h in halves), *([] if isinstance(rest, int) and not rest else [elements])]
 
     def _fold(self, acc: Buffer, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer) -> Stmt:
-        """Combine the lanes by halving, in registers: a fixed tree, the same bits on every run."""
+        """Combine the lanes by halving, in registers: a fixed tree, which gives the same bits on every run."""
         how, steps, parts = self.stage.combiner or "sum", list[Stmt](), {w: b for _, w, b in halves}
 
         def vector(buffer: Buffer, width: int, first: int = 0) -> Expr:

@@ -52,7 +52,7 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
 
 
 def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes that L1 loads again because each lane takes one element of its own line at a time."""
+    """Return the bytes that L1 loads again because each lane takes one element of a separate line at a time."""
     # The next elements of the lines are read in the next step of the axis along which the lines run. A task that covers
     # it finds them in L1 if the lines of one step fit; others load every line once per element.
     g, v = batch.geometry, batch.vector_axis
@@ -94,7 +94,7 @@ def task_start_s(spec: DeviceSpec) -> float:
 
 
 def drained_s(spec: DeviceSpec) -> float:
-    """Return the seconds in which the non-temporal stores of a task drain, the lines at its ends one by one."""
+    """Return the seconds in which the non-temporal stores of a task drain, with the lines at its ends one by one."""
     return 2 * (spec.layer("dram").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
 
 

@@ -46,7 +46,7 @@ def tiled_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions)
 
 
 def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the sets of inputs to pack for vector axis ``v``: required ones, with and without optional ones."""
+    """Return the sets of inputs to pack for vector axis ``v``: required inputs, with and without optional inputs."""
     # Required: accesses with guards or gathers, and vectors whose lanes are not adjacent in memory. Optional: a vector
     # operand with adjacent lanes that is read repeatedly (its rows then cannot conflict in a cache), and a broadcast
     # operand that every read would convert. Other broadcast operands cost nothing in place and are packed only as
@@ -148,7 +148,7 @@ def _image_bytes(access: Access) -> float:
 
 
 def _chunked_tasks(tasks: Ints) -> Ints:
-    """Return the largest tasks, which share most, and some of the others; single-tile tasks share nothing."""
+    """Return the largest tasks, which share the most, and some of the others; single-tile tasks share nothing."""
     sizes = tasks.prod(axis=1)
     several = tasks[np.argsort(-sizes, kind="stable")][: int((sizes > 1).sum())]
     return np.concatenate([several[:_CHUNKED_TASKS], several[_CHUNKED_TASKS::_CHUNKED_TASKS]])

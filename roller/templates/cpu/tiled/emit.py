@@ -137,7 +137,7 @@ class Tiled:
         return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
 
     def function_body(self) -> Stmt:
-        """Return the whole nest of a call: packing before the tasks, then the parallel tasks."""
+        """Return the whole nest for a call: packing before the tasks, then the parallel tasks."""
         upfront = [(p, b) for p, b in self.panels.values() if p.upfront and p.load.tensor not in self.constants]
         tasks = [s.tasks for s in self.spatial]
         count = math.prod(tasks)
@@ -321,7 +321,7 @@ class Tiled:
         return self.nest.loop(-(-last.extent // size), block, name="block")
 
     def _write_back(self, env: Env) -> Stmt:
-        """Store the finished tile through the epilogue, vectorised if the output is contiguous."""
+        """Store the finished tile through the epilogue, vectorized if the output is contiguous."""
         last = self.program.expr.epilogue or self.stage
         out, v = self.buffers[last.name], self.vector
         contiguous = v is None or lane_stride(last.store, last.output.shape, v.name) == 1

@@ -188,7 +188,7 @@ def shuffled_blocks(
     block: Callable[[Mapping[str, Expr]], Stmt],
     store: Callable[[Mapping[str, Expr]], Stmt],
 ) -> Stmt:
-    """Return a transposing copy by square blocks, with the rest of ``contiguous`` by elements."""
+    """Return a transposing copy by square blocks, with the rest of ``contiguous`` copied element by element."""
     whole, rest = divmod(extents[contiguous], lanes)
 
     def panel(outer: tuple[Expr, ...]) -> Stmt:

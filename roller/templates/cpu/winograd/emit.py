@@ -258,7 +258,7 @@ class _Winograd:
         return flat(at, [a.box for a in self.plan.tiled])
 
     def _multiply(self, element: Expr, first_panel: Expr, own: Units) -> Stmt:
-        """Multiply one element of all transformed tiles of a task, ``own`` along every axis."""
+        """Multiply one element of all transformed tiles of a task, with ``own`` tiles along every axis."""
         plan = self.plan
         groups = [groups_of(n, a) for n, a in zip(own, plan.tiled, strict=True)]
 

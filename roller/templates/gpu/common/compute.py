@@ -112,7 +112,7 @@ class Work:
         }  # fmt: skip
 
     def copying(self, blocks: Ints | float, schedulers: int) -> Floats:
-        """Return the cycles one unit needs for the copy and store instructions of ``blocks`` blocks."""
+        """Return the cycles that one unit needs for the copy and store instructions of ``blocks`` blocks."""
         return np.asarray(self.teus * blocks / schedulers * (self.steps * self.copies + self.finish))
 
     def storing(self, blocks: Ints | float, schedulers: int) -> Floats:
@@ -130,7 +130,7 @@ class Work:
 
 
 def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> tuple[Floats, Floats]:
-    """Return pipe cycles for one register tile, and its instructions except loads and conversions."""
+    """Return the pipe cycles for one register tile, and its instructions except loads and conversions."""
     # If ``fragments`` is set, operands are converted once per element of the tile's data, otherwise at every product.
     g, per_unit = batch.geometry, spec.compute.ops_per_cycle_per_unit
     width = spec.teu.lanes * spec.teu.schedulers_per_unit

@@ -1,10 +1,10 @@
 """Extra DRAM traffic of waves that read more pages than the device's last TLB holds.
 
 Operand rows that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read their rows at once:
-a wave of 4000 rows of 20000 float32 numbers has 320 MB of pages open. Blocks that miss the TLB fall behind, so that the
-shared cache has evicted the data of the others, and a tile comes from memory in whole bursts. A tile loses the share of
-its data by which the pages exceed the TLB. Sources of TLB entries: Jia et al., "Dissecting the NVIDIA Volta GPU
-architecture via microbenchmarking" (2018), "... Turing T4 GPU ..." (2019).
+a wave of 4000 rows of 20000 float32 numbers has 320 MB of pages open. Blocks that miss the TLB fall behind, so the
+shared cache has by then evicted the data of the others, and a tile comes from memory in whole bursts. A tile loses the
+share of its data by which the pages exceed the TLB. Sources of TLB entries: Jia et al., "Dissecting the NVIDIA Volta
+GPU architecture via microbenchmarking" (2018), "... Turing T4 GPU ..." (2019).
 """
 
 from __future__ import annotations

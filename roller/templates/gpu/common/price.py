@@ -81,7 +81,7 @@ class _Waves:
         return cls(np.stack([count, none]), np.stack([np.maximum(active / units, 1.0)] * 2), np.stack([active] * 2))
 
     def total(self, each: Floats) -> Floats:
-        """Return the sum over all waves of a value per full wave and for the tail."""
+        """Return the sum, over all waves, of a value given per full wave and for the tail."""
         every = self.count * each
         return np.asarray(every[0] + every[1])
 
@@ -299,10 +299,10 @@ def price(
 ) -> Terms:
     """Price a batch on a GPU, as its programs are laid out or, before layout, as expected.
 
-    Returns arrays by name: ``seconds`` (infinite if a block cannot run) and its terms: ``compute_s``, ``copy_s``,
+    Return arrays by name: ``seconds`` (infinite if a block cannot run) and its terms: ``compute_s``, ``copy_s``,
     ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``clock_hz``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
     ``registers``, ``blocks_per_unit``, ``blocks`` (of all units), ``threads`` (of one), ``bank_conflicts`` (of the
-    worst operand; 1: none), ``waves``. ``told`` collects intermediate numbers for the explanation.
+    worst operand; 1: none), and ``waves``. ``told`` collects intermediate numbers for the explanation.
     """
     laid = laid or SharedMemoryLayout.expected(batch, spec)
     pad = laid.scratchpad

@@ -31,7 +31,7 @@ def inner_batch(batch: TileBatch, found: Products) -> TileBatch:
 
 
 def outer_batch(batch: TileBatch, found: Products, geometry: Geometry, structure: str) -> TileBatch:
-    """Return a tiled batch of a product as a batch of the window product with geometry ``geometry``."""
+    """Return a tiled batch of a product as a batch of the window product with the given ``geometry``."""
     one = np.ones(len(batch), np.int64)
 
     def tiles(inner: Ints) -> Ints:

@@ -39,7 +39,7 @@ class Vectors(Enum):
 
 @dataclass(frozen=True)
 class RowRead:
-    """An input as the stages read it: in ``passes`` of them, once if the tile keeps it (``keepable``)."""
+    """An input as the stages read it: in ``passes`` stages, or once if the tile keeps it (``keepable``)."""
 
     access: Access
     passes: int
@@ -92,7 +92,7 @@ class RowShape:
 
     @classmethod
     def of(cls, geometry: Geometry) -> RowShape:
-        """Return the shape of an expression (memoised on it)."""
+        """Return the shape of an expression (memoized on it)."""
         found = geometry.expr._memo.get("row_shape")
         if found is None:
             found = geometry.expr._memo["row_shape"] = _shape(geometry)
@@ -176,7 +176,7 @@ def passes(batch: TileBatch, read: RowRead) -> Ints:
 
 
 def held_words(batch: TileBatch) -> Ints:
-    """Return the 32-bit registers of results and of elements held at a time, ``(N,)``."""
+    """Return the 32-bit registers for results and for elements held at a time, ``(N,)``."""
     shape = RowShape.of(batch.geometry)
     acc = max(1, DTYPE_BYTES[batch.geometry.expr.anchor.acc_dtype] // 4)
     kept = keeps(batch)

@@ -1,7 +1,7 @@
 """Widths of a row program's accesses: vectors of its register tile, shifted if rows may start anywhere.
 
 Shifted positions (:mod:`roller.tile.row_shift`) cost predicates at both edges of a row and an element-wise path there;
-they pay for many elements per thread.
+they pay off if a thread has many elements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EDGES = 2
 
 
 def shifts(geometry: Geometry) -> tuple[RowShift, ...]:
-    """Return the shifts that align an expression's rows, widest first; none if rows are aligned (memoised)."""
+    """Return the shifts that align an expression's rows, widest first; none if rows are aligned (memoized)."""
     expr = geometry.expr
     if "row_shifts" not in expr._memo:
         anchor = expr.anchor
@@ -116,7 +116,7 @@ def _fast(geometry: Geometry) -> int:
 
 
 def narrowest_bytes(geometry: Geometry) -> int:
-    """Return the size of the anchor's narrowest loaded elements, or of its stored ones if it loads none."""
+    """Return the size of the anchor's narrowest loaded elements, or of its stored elements if it loads none."""
     tensors = [a.tensor for a in geometry.loads] or [geometry.expr.anchor.output]
     return min(t.itemsize_bytes for t in tensors)
 

@@ -46,7 +46,7 @@ class StagedCopy:
 
     @classmethod
     def of(cls, access: Access, batch: TileBatch, axes: tuple[str, ...], padding: Ints | int = 0) -> StagedCopy:
-        """Return the copies of tiles indexed by ``axes`` (empty: boxes of the tensor), rows padded."""
+        """Return the copies of tiles indexed by ``axes`` (empty: boxes of the tensor), with padded rows."""
         extents = tile_extents(access, batch, axes)
         return cls.in_vectors(copy_widths(access, batch, axes, padding), extents, batch.threads_per_block)
 

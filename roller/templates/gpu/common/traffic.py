@@ -161,7 +161,7 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
 
 
 def _least_loaded(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
-    """Return the bytes of every read that all tiles of a launch use, ``(N,)`` each."""
+    """Return, for every read, the bytes that all tiles of a launch use, ``(N,)`` each."""
     g = batch.geometry
     return batch.of_tiles(
         spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)

@@ -1,7 +1,7 @@
 """Conversions to bfloat16 on devices that lack it, where TVM rounds float32 by adding to its bits.
 
-That turns a NaN whose low bits are all set, as NVIDIA's arithmetic gives it (CUDA C++ Programming Guide,
-"Floating-Point Standard": 0x7fffffff), into zero of the other sign.
+That addition turns a NaN whose low bits are all set, as NVIDIA's arithmetic produces it (CUDA C++ Programming Guide,
+"Floating-Point Standard": 0x7fffffff), into a zero of the opposite sign.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def store_inverse(s: Stage, index: tuple[Expr, ...]) -> dict[str, Expr]:
 
 
 def named_loads(body: Scalar, names: Mapping[Load, str]) -> Scalar:
-    """Return ``body`` with the given loads replaced by loads of scalars of the given names."""
+    """Return ``body`` with the given loads replaced by loads of scalars with the given names."""
 
     def swap(node: Scalar) -> Scalar:
         return Load(names[node], ()) if isinstance(node, Load) and node in names else node

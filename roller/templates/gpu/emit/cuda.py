@@ -182,7 +182,7 @@ def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool 
 def lowered(
     code: Unlowered, program: RProgram, expression: TensorExpr, arch: str, device: str
 ) -> KernelArtifact:  # fmt: skip
-    """Lower the kernels of a program by TVM, and describe them as an artifact."""
+    """Lower the kernels of a program with TVM, and describe them as an artifact."""
     launches = _launches(code, arch, program.expr.propagate_nan)
     arch = (program.fragment.arch if program.fragment else "") or arch
     prepare, launches = (launches[0], launches[1:]) if code.prepares else (None, launches)

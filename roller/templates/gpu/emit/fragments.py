@@ -134,7 +134,7 @@ def neighbour(
 
 
 def aligned(where: Callable[[Expr], list[Expr]], target: Buffer, width: int) -> Callable[[Expr], list[Expr]]:
-    """Return places that are multiples of ``width`` (elements), in a form that TVM can prove."""
+    """Return positions as multiples of ``width`` (elements), in a form that TVM can prove."""
     # The alignment follows from remainders of row starts, which TVM's analysis of divisors does not track; where TVM
     # cannot prove alignment, it gathers the elements.
     steps = pitches([int(n) for n in target.shape])

@@ -2,7 +2,7 @@
 
 A template writes kernels for given numbers. For several shapes with the same tiles, the texts differ only in numbers
 (:mod:`roller.templates.emit.written`); the differing numbers become ``int`` arguments of the kernels, which gives their
-least general generalisation. The arguments of a call are read from the program's own code for its sizes, so that the
+least general generalization. The arguments of a call are read from the program's own code for its sizes, so that the
 kernel then equals that code, number for number.
 """
 
@@ -112,7 +112,7 @@ class Numbers:
         )  # fmt: skip
 
     def read(self, numbers: Sequence[int]) -> dict[str, int] | None:
-        """Return the arguments for a code with these numbers; ``None`` if another kernel computes it."""
+        """Return the arguments for code with these numbers, or ``None`` if another kernel computes it."""
         values: dict[int, int] = {}
         for number, constant, at in zip(numbers, self.constants, self.passed, strict=True):
             if at < 0:

@@ -1,4 +1,4 @@
-"""Lower an rProgram to HIP C++: the CUDA templates, their text adapted by a table of rewrites.
+"""Lower an rProgram to HIP C++: the CUDA templates, with their text adapted by a table of rewrites.
 
 TVM prints the kernels; everything before the first kernel is replaced by a prelude with the HIP headers that the text
 needs.

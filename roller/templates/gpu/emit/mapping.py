@@ -153,5 +153,5 @@ def register_count(maps: Sequence[AxisMap]) -> int:
 
 
 def vector_loop(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """Return a vectorised loop over one chunk."""
+    """Return a vectorized loop over one chunk."""
     return loop("v", width, body, vector=True)

@@ -1,7 +1,7 @@
 """Loop nests in TensorIR: the statements of which GPU templates are made.
 
 Templates write the final nest themselves (an rProgram already fixes every split, binding and buffer); TVM still
-simplifies, vectorises, inserts barriers and prints CUDA.
+simplifies, vectorizes, inserts barriers and prints CUDA.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def thread_axis(tag: str, extent: int) -> Any:
 
 
 def kernel(axes: Sequence[Any], body: Stmt) -> Stmt:
-    """Return one kernel: ``body`` under its thread axes, small loops unrolled by the device compiler."""
+    """Return one kernel: ``body`` under its thread axes; the device compiler unrolls small loops."""
     # explicit = 0 keeps the loop with a pragma instead of unrolling the text, which lowers ten times faster.
     body = tirx.AttrStmt(num(0), "pragma_unroll_explicit", num(0), body)
     for iv in reversed(axes):

@@ -97,7 +97,7 @@ class MatrixForm:
 def matrix_forms(
     geometry: Geometry, spec: DeviceSpec, rounded: Mapping[str, str] = _AS_THEY_ARE
 ) -> tuple[MatrixForm, ...]:
-    """Return the forms in which a matrix unit of the device computes an expression, least padded first."""
+    """Return the forms in which a matrix unit of the device computes an expression, the least padded form first."""
     expr = geometry.expr
     loads = _product_loads(expr)
     if loads is None or not spec.fragments or not structure_of(geometry).reuses or not expr.allow_padding:
@@ -155,7 +155,7 @@ def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: Cons
 
 
 def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixForm, ...]:
-    """Return the forms worth growing: of two that differ only by swapping m and n, the better one."""
+    """Return the forms worth growing: of two forms that differ only by swapping m and n, the better one."""
     best: dict[tuple[Fragment, frozenset[int], int], MatrixForm] = {}
     for f in forms:
         best.setdefault((f.fragment, frozenset(f.axes[:2]), f.axes[2]), f)
@@ -167,7 +167,7 @@ def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixFo
 
 
 def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions) -> TileBatch:
-    """Return the most promising blocks of a form with one stage, by a bound of arithmetic and shared cache."""
+    """Return the most promising blocks of a form with one stage, by a bound on arithmetic and shared cache."""
     states = grown(geometry, spec, form, options)
     a = len(geometry.names)
     k, fragment_k = form.axes[2], form.fragment.k
@@ -257,7 +257,7 @@ def _ring(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tupl
 
 
 def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[float, TileBatch]:
-    """Return the fastest time and rows at a middling number of stages, split reductions included."""
+    """Return the fastest time and rows at a medium number of stages, including split reductions."""
     ring = _ring(batch, spec, options)
     parts = [batch, *(split_variants(batch, spec) if options.split_k else [])]
     whole = replace(

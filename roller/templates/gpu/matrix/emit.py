@@ -1,7 +1,7 @@
 """Template of reductions on matrix units: scratchpad tiles in a ring, register fragments, epilogue on accumulators.
 
 In every reduction step, the tiles of a later step are copied into the ring while groups of threads load and
-multiply fragments of this step's tiles. Reduction axes other than that along k (a convolution's window) are stepped
+multiply fragments of this step's tiles. Reduction axes other than the axis along k (a convolution's window) are stepped
 over one point at a time.
 """
 
@@ -227,7 +227,7 @@ class Matrix:
         return [c.put(at, self._start(c.operand, slot)) for c in self._through_registers]
 
     def compute(self, slot: Expr) -> Stmt:
-        """Multiply the tiles of one slot; fragments of the next k step are loaded before this one's are used."""
+        """Multiply the tiles of one slot; fragments of the next k step are loaded before the current ones are used."""
         steps = self.domain.tile[self.k_axis] // self.fragment.k
         a, b = (self._place(o, slot) for o in self.operands)
         out = [self.unit.load(a, b, 0)]

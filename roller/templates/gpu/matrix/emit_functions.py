@@ -1,6 +1,6 @@
 """Device functions of matrix instructions, as text: ``ldmatrix``, ``mma.sync`` and ``wmma`` in inline PTX.
 
-Registers are passed by the address of the first one; after inlining and unrolling, their arrays are indexed by
+Registers are passed by the address of the first register; after inlining and unrolling, their arrays are indexed by
 constants, so that everything stays in registers.
 """
 

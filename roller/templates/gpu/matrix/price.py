@@ -2,7 +2,7 @@
 
 Per step of the fragment's k, a group of threads reads both operands' rows from scratchpad once and issues one
 instruction per output fragment. The matrix unit overlaps all other pipes; it waits for the scratchpad's bandwidth
-(reads and copies), issue slots, and once per reduction step the barrier and the latency of the first operand.
+(reads and copies), for issue slots and, once per reduction step, for the barrier and the latency of the first operand.
 Warp-group instructions read both operands from scratchpad for every product and, with enough stages, start before the
 products of the last step are done.
 """

@@ -96,7 +96,7 @@ def _axes(geometry: Geometry) -> tuple[int, int | None]:
 
 
 def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
-    """Return the tiles, then tiles holding part of another reduction axis, then all of the others."""
+    """Return the tiles, then tiles that hold part of another reduction axis, then tiles that hold all others."""
     rank = len(geometry.names)
     rest = [int(a) for a in np.flatnonzero(~geometry.spatial) if a != column]
     choices = [{rest[-1]: n} for n in _REST if rest and n < geometry.extents[rest[-1]]]

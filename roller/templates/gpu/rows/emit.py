@@ -119,7 +119,7 @@ class Rows:
         return self.base[m.name] + m.local(self.row_lane[m.name], at.chunk[m.name])
 
     def _row_env(self, at: Registers) -> dict[str, Expr]:
-        """Return row coordinates, clamped: rows beyond the end repeat the last one and are not written."""
+        """Return clamped row coordinates: rows beyond the end repeat the last row and are not written."""
         env = {}
         for m in self.rows:
             start = self._start(m, at)
@@ -262,7 +262,7 @@ class Rows:
         return fragments(self.ctx, wanted, (*self.rows, *maps), "vec", self.shift)
 
     def _body(self, body: Scalar, found: Sequence[RegisterTile], at: Registers) -> tuple[Scalar, dict[str, Reader]]:
-        """Return arithmetic with its fragments and known values as scalars, and the readers of one point."""
+        """Return the arithmetic with its fragments and known values as scalars, and the readers of one point."""
         index = register_index(self.rows, at)
         readers = {name: element_reader(b, index) for name, b in self.results.items()}
         for known in (self.again, self.once):

@@ -24,7 +24,7 @@ _EXCHANGE_BYTES = 8192
 
 @dataclass
 class HeldRows:
-    """The inputs ``staged`` as the threads ``lanes`` of a block hold them, by load."""
+    """The inputs ``staged``, as the threads ``lanes`` of a block hold them, by load."""
 
     ctx: Context
     staged: tuple[str, ...]

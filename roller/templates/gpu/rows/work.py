@@ -39,7 +39,7 @@ SHUFFLE_INSTRUCTIONS = 2.0
 def row_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> Work:
-    """Return the work of every block of row programs, all stages and steps as one."""
+    """Return the work of every block of row programs, with all stages and steps combined."""
     del copies, laid  # loads go to registers, and threads reread adjacent words of their own
     per_unit, schedulers, lanes = spec.compute.ops_per_cycle_per_unit, spec.teu.schedulers_per_unit, spec.teu.lanes
     rate = per_unit["issue"] / lanes / schedulers

@@ -73,7 +73,7 @@ def step_tables(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], In
 
 
 def kernels(geometry: Geometry, spec: DeviceSpec, seen: Growth | None = None) -> Ints:
-    """Return the register tiles that blocks are grown from, ``(N, axes)``; ``seen`` records their growth."""
+    """Return the register tiles from which blocks are grown, ``(N, axes)``; ``seen`` records their growth."""
     one, usable = np.ones(1, np.int64), spec.limits.usable_registers_per_thread or 0
 
     def fits(tiles: Ints) -> np.ndarray:

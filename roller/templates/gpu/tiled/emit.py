@@ -1,6 +1,6 @@
 """Template of the tiled reduction: scratchpad tiles, register tiles, a fused epilogue, and split reductions.
 
-In every step of the reduction all threads of a block copy the staged tiles, then each thread multiplies register
+In every step of the reduction, all threads of a block copy the staged tiles, then each thread multiplies register
 fragments into its accumulators; the epilogue runs on the accumulators.
 """
 
@@ -148,7 +148,7 @@ class Tiled:
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Return statements that initialise the accumulators, then all steps of this block's share of the reduction."""
+        """Return statements that initialize the accumulators, then all steps of this block's share of the reduction."""
         neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
         init = register_points(self.maps, lambda at: store(self.acc, neutral, register_index(self.maps, at)))
         body = self._reduction()
@@ -214,7 +214,7 @@ class Tiled:
         return seq([*names, self._inner(base, views)])
 
     def _inner(self, base: Mapping[str, Expr], views: Mapping[Load, View]) -> Stmt:
-        """Return loops over one step of the reduction, the innermost ones unrolled within the budget."""
+        """Return loops over one step of the reduction, with the innermost loops unrolled within the budget."""
         budget = max(1, UNROLL_BUDGET // register_count(self.maps))
         plan: list[tuple[str, int, bool]] = []
         depth = max(f.depth for f in self.fragments)

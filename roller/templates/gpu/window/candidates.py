@@ -33,7 +33,7 @@ _FILLED = 0.7
 
 
 def window_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs that walk windows, read in place and staged; none for other reductions."""
+    """Return the programs that walk windows, read in place and staged, or none for other reductions."""
     expr = geometry.expr
     slide = slide_of(expr.anchor) if options.windows and structure_of(geometry).reuses else None
     if slide is None or not is_alone(expr):

@@ -158,7 +158,7 @@ class Window:
         return m.extent % m.registers != 0
 
     def _load_row(self, offset: int) -> Stmt:
-        """Return the loads of the row ``offset`` elements below the first one of the strip."""
+        """Return the loads of the row ``offset`` elements below the strip's first row."""
         positions = [(f"p{d}", n) for d, n in enumerate(self.fragment.extents[:-1])]
 
         def one(at: dict[str, Expr]) -> Stmt:

@@ -50,7 +50,7 @@ def window_work(
 
 
 def _lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cache lines one TEU's load in place touches: runs of lanes along the last dimension."""
+    """Return the number of cache lines that one TEU's load in place touches: runs of lanes along the last dimension."""
     access = next(a for a in batch.geometry.loads if a.tensor.name == slide(batch).source.tensor)
     line = spec.layer("l2").line_bytes or spec.layer("l2").transaction_bytes
     lanes = batch.lanes(spec.teu.lanes)

@@ -260,7 +260,7 @@ def _at_most(value: Expr, count: int, padded: int) -> Expr:
 
 
 def _each_thread(parts: Sequence[Points]) -> Stmt:
-    """Return a kernel with a thread per point of every part, the parts' blocks one after another."""
+    """Return a kernel with a thread per point of every part, with the parts' blocks one after another."""
     counts = [-(-math.prod(extents) // THREADS) for extents, _ in parts]
     block, thread = thread_axis("blockIdx.x", sum(counts)), thread_axis("threadIdx.x", THREADS)
     out: Stmt | None = None

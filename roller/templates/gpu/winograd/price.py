@@ -1,8 +1,8 @@
 """Price of Winograd programs on a GPU: a tiled product, and transforms as streams, with one launch each.
 
 A transform moves its tensors and workspaces once, through L2 and (workspaces only if all three together do not stay in
-L2) through DRAM, and issues its instructions; the slowest of these is its time. If the workspaces stay in L2, the
-product finds its operands there.
+L2) through DRAM, and issues its instructions; the slowest of these determines its time. If the workspaces stay in L2,
+the product finds its operands there.
 """
 
 from __future__ import annotations
