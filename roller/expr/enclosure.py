@@ -198,7 +198,7 @@ class Enclosure:
         return out.map(lambda a: np.where(within, a, outside)) if node.guard else out
 
     def _one_of(self, s: Stage, env: Env) -> Enclosed | None:
-        """Return bounds on an arg-extremum, or ``None`` if the body is not one."""
+        """Return bounds on an arg-extremum, or ``None`` if the body is not an arg-extremum."""
         # The form is ``select(x == extremum of all x, position, more than any)`` under ``min``. Every value that may
         # equal the extremum may be the hit, and one of them is.
         b = s.body

@@ -1,7 +1,7 @@
 """The float64 reference evaluation of an expression, at all points or at a sample of them.
 
 A stage is computed at a set of output points over its whole reduction domain, and a load of an intermediate tensor
-evaluates that tensor at the points it reads, so the cost of a sample does not depend on the size of the tensors.
+evaluates that tensor at the points that it reads, so the cost of a sample does not depend on the size of the tensors.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def beside(now: int, values: tuple[int, ...]) -> list[int]:
 
 
 def _halves(now: int, most: int) -> list[int]:
-    """Return half, double and all of a reduction step; all stay aligned."""
+    """Return half, double and the whole of a reduction step; all values stay aligned."""
     return sorted({n for n in (now // 2 if now % 2 == 0 else now, min(2 * now, most), most) if n != now})
 
 

@@ -12,7 +12,7 @@ from roller.tile.geometry import Floats
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
-    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch; return ``seconds`` and its terms as arrays ``(N,)``."""
     return priced(batch, spec, _step_cycles(batch, spec), told)
 
 

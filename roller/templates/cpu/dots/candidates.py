@@ -1,4 +1,4 @@
-"""Candidate programs of dot products: vectors along a reduction axis, several outputs at once, and nothing packed."""
+"""Candidate programs for dot products: vectors along a reduction axis, several outputs at once, and nothing packed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidate programs of byte products: register tiles of whole vectors, and words along one reduction axis."""
+"""Candidate programs for byte products: register tiles of whole vectors, and words along one reduction axis."""
 
 from __future__ import annotations
 

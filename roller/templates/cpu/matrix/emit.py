@@ -1,6 +1,6 @@
 """Micro-kernel of byte products: a word of one operand is broadcast to all lanes and meets packed words of the other.
 
-The instruction multiplies unsigned bytes by signed ones. If both operands have one sign, an exclusive or moves each
+The instruction multiplies unsigned bytes by signed bytes. If both operands have one sign, an exclusive or moves each
 byte of a row's word by 128, and 128 times the sums of the packed words correct the result.
 """
 

@@ -1,4 +1,4 @@
-"""Template of row reductions and multi-stage expressions (softmax, norms, arg-reductions).
+"""Template for row reductions and multi-stage expressions (softmax, norms, arg-reductions).
 
 Fused form: a task computes whole rows, stage after stage, with intermediates in small buffers of the task. Staged form,
 for stages without common rows or for fewer rows than cores: each stage is a separate parallel nest.

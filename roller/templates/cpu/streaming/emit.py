@@ -1,4 +1,4 @@
-"""Template of expressions without a reduction: one parallel, vectorized pass, over all outputs if possible."""
+"""Template for expressions without a reduction: one parallel, vectorized pass, over all outputs if possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Template of tiled reductions: packed operands, a register-blocked vector micro-kernel, and a fused epilogue.
+"""Template for tiled reductions: packed operands, a register-blocked vector micro-kernel, and a fused epilogue.
 
 Each iteration of the parallel loop is one task (the ``l2`` tile) of register tiles, with accumulators in vector
 registers and the reduction innermost.

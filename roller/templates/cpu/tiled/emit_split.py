@@ -107,7 +107,7 @@ class _Split(Tiled):
         return tuple(env[s.name] + x for s, x in zip(self.order, inner, strict=True))
 
     def _combined(self, env: Env) -> Stmt:
-        """Combine the parts of one register tile in order, and store it."""
+        """Combine the parts of one register tile in order, and store the result."""
 
         def taken(part: int | Expr, inner: tuple[Expr, ...]) -> Expr:
             return read(self.results, integer(part), *self._coordinates(env, inner))

@@ -1,4 +1,4 @@
-"""Template of 3x3 windows by Winograd's algorithm: transform, multiply and transform back, fused per task.
+"""Template for 3x3 windows using Winograd's algorithm: transform, multiply and transform back, fused per task.
 
 Filters are transformed once, in parallel, into panels ``[element][panel][channel][lanes]``. A task, a box of output
 tiles times some panels, computes ``V[element][tile][channel]`` and ``M[element][tile][filter]`` in the core's cache.

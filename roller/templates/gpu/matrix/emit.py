@@ -1,4 +1,4 @@
-"""Template of reductions on matrix units: scratchpad tiles in a ring, register fragments, epilogue on accumulators.
+"""Template for reductions on matrix units: scratchpad tiles in a ring, register fragments, epilogue on accumulators.
 
 In every reduction step, the tiles of a later step are copied into the ring while groups of threads load and
 multiply fragments of this step's tiles. Reduction axes other than the axis along k (a convolution's window) are stepped

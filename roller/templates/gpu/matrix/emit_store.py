@@ -132,7 +132,7 @@ def _direct(t: Accumulators, writer: Writer) -> Stmt:
 
 
 def _through_scratchpad(t: Accumulators, writer: Writer, width: int) -> Stmt:
-    """Write a row of fragments to the group's own slice, read it back by rows, and store it."""
+    """Write a row of fragments to the group's own slice, read it back by rows, and store the rows."""
     m, n = t.fragment.m, t.register[t.n_axis]
     accumulator = t.fragment.accumulator
     size = DTYPE_BYTES[accumulator]

@@ -1,4 +1,4 @@
-"""Template of row expressions: reductions without reuse, alone or several in sequence (softmax, norms, arg-reductions).
+"""Template for row expressions: reductions without reuse, alone or in sequence (softmax, norms, arg-reductions).
 
 A block owns a tile of rows (the anchor's spatial axes); threads along reduction axes (lanes) share a row. Results per
 row stay in registers and, if a thread's register tile holds all its columns, so do inputs that several stages read

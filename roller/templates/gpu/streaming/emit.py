@@ -1,4 +1,4 @@
-"""Template of streaming kernels, which compute every output element once, without a reduction.
+"""Template for streaming kernels, which compute every output element once, without a reduction.
 
 A thread loads all vectors of its tile before it stores the first vector, so that as many bytes are in flight as the
 tile holds.

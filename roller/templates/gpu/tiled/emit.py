@@ -1,4 +1,4 @@
-"""Template of the tiled reduction: scratchpad tiles, register tiles, a fused epilogue, and split reductions.
+"""Template for the tiled reduction: scratchpad tiles, register tiles, a fused epilogue, and split reductions.
 
 In every step of the reduction, all threads of a block copy the staged tiles, then each thread multiplies register
 fragments into its accumulators; the epilogue runs on the accumulators.

@@ -162,7 +162,7 @@ class Pipeline:
         return with_buffers(held, seq([first, device.barrier(), loop("step", self.count, one)]))
 
     def _fetch(self, r: Rounds, held: Buffer, base: Mapping[str, Expr]) -> Stmt:
-        """Load a thread's share of the tile of a step."""
+        """Load a thread's share of a step's tile."""
 
         def each(c: Chunk) -> Stmt:
             return transfer(self.ctx, r.tile, c, num(0), held, c.number * r.width)
@@ -170,7 +170,7 @@ class Pipeline:
         return r.statement(self.domain, base, self.thread, each, whole=True)
 
     def _put(self, r: Rounds, held: Buffer, base: Mapping[str, Expr], slot: Expr) -> Stmt:
-        """Store a thread's share of a tile to a slot."""
+        """Store a thread's share of a tile in a slot."""
 
         def each(c: Chunk) -> Stmt:
             move = lambda v: store(r.tile.target, load(held, c.number * r.width + v), slot + c.offset + v)  # noqa: E731

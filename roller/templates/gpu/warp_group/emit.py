@@ -1,4 +1,4 @@
-"""Template of reductions by warp groups: wgmma reads both operands from scratchpad, and sums stay in registers.
+"""Template for reductions by warp groups: wgmma reads both operands from scratchpad, and sums stay in registers.
 
 In every step, the copies of the step are published to the matrix unit; after a barrier, every warp group starts its
 products, and meanwhile copies a later step. With three stages or more, the products of one step still run when the next

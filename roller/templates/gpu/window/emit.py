@@ -1,4 +1,4 @@
-"""Template of reductions over sliding windows (depthwise convolution, pooling): threads walk input rows.
+"""Template for reductions over sliding windows (depthwise convolution, pooling): threads walk input rows.
 
 A thread sums a strip of outputs along the slide: it loads every input row below the strip once, adds it to the outputs
 whose windows contain it, and writes an output after its last row. Registers hold one row, the outputs in flight and the
