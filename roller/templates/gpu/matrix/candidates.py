@@ -129,7 +129,7 @@ def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
 
 
 def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, int]]:
-    """Return the choices of m, n and k axes: m moves one operand, n the other, and k both; includes both assignments."""
+    """Return the choices of m, n and k axes: m moves one operand, n the other, and k both, in both assignments."""
     uses = [next(a.uses for a in geometry.loads if a.tensor.name == x.tensor) for x in loads]
     reduced = np.flatnonzero(~geometry.spatial & uses[0] & uses[1])
     found = []

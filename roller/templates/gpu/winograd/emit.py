@@ -1,4 +1,4 @@
-"""Kernels for 3x3 windows using Winograd's algorithm (:mod:`roller.tile.winograd`): transforms, product, back transform.
+"""Kernels for 3x3 windows by Winograd's algorithm (:mod:`roller.tile.winograd`): transforms, product, back transform.
 
 Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, where ``e`` is the element of the transformed tile and
 ``t`` the number of an output tile; channels or filters that are contiguous in the image or output are also contiguous
