@@ -44,9 +44,9 @@ class Candidate:
     measured_s
         Median measured seconds, or ``None``.
     reason
-        Reason of a failure, or ``None``.
+        Reason for a failure, or ``None``.
     proved
-        Result of the emulator for a device that is absent: ``"emulated"`` or ``"not proved (reason)"``; empty if it
+        Result of emulation if the device is absent: ``"emulated"`` or ``"not proved (reason)"``; empty if it
         was not run.
     """
 
@@ -66,7 +66,7 @@ class Candidate:
 
 
 def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[Candidate, ...]:
-    """Construct ``options.count`` distinct programs, or all there are, by growing tiles, best estimate first."""
+    """Construct ``options.count`` distinct programs (or fewer if there are no more) by growing tiles, best first."""
     if POLICIES[options.policy] is not None and not spec.traits.blocks:
         raise RollerError(f"ConstructOptions.policy: expected 'roller' on {spec.name}, which is no GPU. Leave it out.")
     target = target_units(spec, options)
@@ -122,7 +122,7 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
         tiles.insert(1, (spec.memory_layers[1].name, _ints(batch.panel[i])))
     rowwise = spec.traits.blocks and batch.traits.spreads_reductions
     axis, elements = _vector(batch, i, spec)
-    # Neighbouring threads take neighbouring vectors; staged programs choose by what their reads cost.
+    # Neighbouring threads take neighbouring vectors; staged programs choose by the cost of their reads.
     apart = rowwise or (spec.traits.blocks and not batch.traits.reduces)
     program = RProgram(
         g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, apart,
@@ -143,7 +143,7 @@ def _ints(row: Ints) -> tuple[int, ...]:
 
 
 def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:
-    """Return vector axis and elements: on a CPU from the batch, on a GPU from its template."""
+    """Return the vector axis and elements, taken from the batch on a CPU and from its template on a GPU."""
     g = batch.geometry
     if batch.vector_axis is not None:
         lanes = spec.teu.lanes * 4 // max(4, g.store.tensor.itemsize_bytes)

@@ -41,7 +41,7 @@ LAYER_ALIASES = {
 }  # fmt: skip
 #: Key of the reduction step of the scratchpad's tile in those tables.
 STEP = "rstep"
-#: Maximum extent and maximum points of one tile, so that counts stay exact in 64 bits.
+#: Maximum extent and maximum number of points of one tile, so that counts stay exact in 64 bits.
 MAX_EXTENT, MAX_POINTS = 2**31 - 1, 2**53
 
 
@@ -68,7 +68,7 @@ class ExplicitTiles:
 
     @property
     def whole(self) -> ExplicitTiles:
-        """The same with every tile rounded up to whole tiles of the faster layer."""
+        """The same tiles, each rounded up to whole tiles of the faster layer."""
         rows = [self.rows[0]]
         for row in self.rows[1:]:
             rows.append(tuple(-(-n // above) * above for n, above in zip(row, rows[-1], strict=True)))
@@ -76,7 +76,7 @@ class ExplicitTiles:
 
     @property
     def inlined(self) -> ExplicitTiles:
-        """The same over the form without one-point reductions (1x1 windows), which all templates use."""
+        """The same tiles over the form without one-point reductions (1x1 windows), which all templates use."""
         form = inline_unit_reduction(self.geometry.expr)
         if form is self.geometry.expr:
             return self
@@ -100,7 +100,7 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
 
 @dataclass(frozen=True)
 class PricedTiles:
-    """User-named tiles as a priced program; ``block`` is the advance of its blocks where smaller than the tile."""
+    """User-named tiles as a priced program; ``block`` is the advance of its blocks if smaller than the tile."""
 
     estimate: Estimate
     program: RProgram
@@ -108,7 +108,7 @@ class PricedTiles:
 
 
 def _check_derived(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, Tile]) -> None:
-    """Refuse named tiles of intermediate layers that differ from the ones the other layers imply."""
+    """Refuse named tiles of intermediate layers that differ from those that the other layers imply."""
     for (layer, extents), row in list(zip(program.tiles, named.rows, strict=True))[1:-1]:
         if layer in tiles and extents != row:
             raise TileError(
@@ -117,7 +117,7 @@ def _check_derived(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, 
 
 
 def _fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
-    """Return a device's fragment by name, and the axes after a colon, as in names of programs."""
+    """Return a device's fragment by name, and the axes named after a colon, as in program names."""
     names = [f.name for f in spec.fragments]
     name, _, axes = text.partition(":") if isinstance(text, str) else (None, "", "")
     if name not in names:
@@ -153,7 +153,8 @@ def priced_tiles(
         program = _program(named.whole, budget, structure_of(named.geometry), how=how)
         return PricedTiles(pricing.estimate_program(program, budget), program)
     # Threads at the edge of a block compute points that are not stored. A reduction without reuse is priced with its
-    # points spread over threads and, as published tiles mean it, staged with threads over outputs: the faster counts.
+    # points spread over threads and, as published tiles mean it, staged with threads over outputs: the faster of the
+    # two counts.
     found: list[PricedTiles] = []
     errors: list[TileError] = []
     for structure, staged in _kinds(named):
@@ -190,8 +191,8 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
             f"tiles: '{STEP}': a CPU's reduction piece is the reduction extent of {layers[-1]}. Give it in the tile of "
             f"'{layers[-1]}'."
         )
-    # The reduction step may be given apart, beside a ``shared`` tile of the spatial axes. Omitted axes are 1 in the
-    # fastest layer and the extent of the layer above in the others; extents beyond the tensor are padding.
+    # The reduction step may be given separately, next to a ``shared`` tile of the spatial axes. Omitted axes are 1 in
+    # the fastest layer and the extent of the layer above in the others; extents beyond the tensor are padding.
     steps = tiles.get(STEP)
     named = _by_layer({n: t for n, t in tiles.items() if n != STEP or steps is None}, spec, layers)
     geometry, by_layer = own, _with_steps(named, steps, own)
@@ -226,7 +227,7 @@ def _by_layer(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]
 
 
 def _with_steps(tiles: Mapping[str, Tile], steps: Any, geometry: Geometry) -> dict[str, Tile]:
-    """Return the tiles with the reduction step merged into the scratchpad's, where it fits this form."""
+    """Return the tiles with the reduction step merged into the scratchpad's tile if it fits this form."""
     reductions = [n for n, spatial in zip(geometry.names, geometry.spatial, strict=True) if not spatial]
     extents = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, str) else [steps]
     shared = tiles.get("shared", {})
@@ -324,7 +325,7 @@ def _vector_program(
 
 
 def _extents(layer: str, tile: Tile, geometry: Geometry, above: tuple[int, ...], fastest: bool) -> tuple[int, ...]:
-    """Return one layer's extents over all axes of a form; ``above`` are those of the faster layer."""
+    """Return one layer's extents over all axes of a form; ``above`` holds the extents of the faster layer."""
     names = geometry.names
     if isinstance(tile, Mapping):
         given = {axis_of(axis, names): v for axis, v in tile.items()}

@@ -65,7 +65,7 @@ def _chosen(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estima
 
 
 def called(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
-    """Return the device with the launch time of a policy's whole call, as where nothing is queued."""
+    """Return the device with the launch time of a policy's whole call, as if nothing were queued."""
     called_s = _policy(policy, spec).call_s * _tensors_made(expr, moments)
     if called_s <= spec.execution.launch_s:
         return spec  # the same object: batches cache results by device
@@ -83,7 +83,7 @@ def _policy(policy: str, spec: DeviceSpec) -> LibraryPolicy:
 
 
 def _tensors_made(expr: TensorExpr, moments: bool) -> int:
-    """Return the number of tensors a framework call allocates: results, and row moments for the gradient."""
+    """Return the number of tensors that a framework call allocates: results, and row moments for the gradient."""
     sums = sum(s.combiner == "sum" for s in expr.stages) if moments else 0
     return len(expr.output_tensors) + sums
 
@@ -95,8 +95,8 @@ _FIRST, _TOGETHER = 4, 8
 
 def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
     """Return the estimate of the fastest program, with staged tiles in their best layout; ties go to the first."""
-    # Laying out a program takes as long as pricing hundreds of programs, so only those tiles are laid out whose
-    # lower bound does not exceed the best price so far.
+    # Laying out a program takes as long as pricing hundreds of programs, so only tiles whose lower bound does not
+    # exceed the best price so far are laid out.
     best: _Best | None = None
     tiled: dict[int, tuple[LeastLaidOut, Floats]] = {}
     for n, batch in enumerate(batches):
@@ -138,7 +138,7 @@ def _first(one: _Best | None, other: _Best) -> _Best:
 
 
 def _laid_out(n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None) -> _Best | None:
-    """Return the best of all layouts of the given rows of the ``n``-th batch and the previous best."""
+    """Return the best among the previous best and all layouts of the given rows of the ``n``-th batch."""
     placed = [
         ((n, row, which), program)
         for row in sorted(rows.tolist())

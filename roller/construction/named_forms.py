@@ -10,7 +10,7 @@ from roller.tile.geometry import Geometry
 
 
 def named_forms(expr: TensorExpr) -> Iterator[Geometry]:
-    """Yield the forms for user-named tiles: the expression, the fused one, and both grouped in two ways."""
+    """Yield the forms for user-named tiles: the expression, the fused expression, and both grouped in two ways."""
     fused = fuse_axes(expr)
     grouped = (group_axes(x, reductions=r) for r in (True, False) for x in (expr, fused))
     for form in (expr, fused, *grouped):
@@ -19,7 +19,7 @@ def named_forms(expr: TensorExpr) -> Iterator[Geometry]:
 
 
 def fits_form(tile: Mapping[str, int] | Sequence[int], geometry: Geometry, fastest: bool) -> bool:
-    """Whether a layer's tile names axes of this form, or has as many extents."""
+    """Return whether a layer's tile names axes of this form, or has as many extents."""
     if isinstance(tile, Mapping):
         return all(axis_of(a, geometry.names) is not None for a in tile)
     ranks = (len(geometry.names), int(geometry.spatial.sum())) if fastest else (len(geometry.names),)
@@ -27,7 +27,7 @@ def fits_form(tile: Mapping[str, int] | Sequence[int], geometry: Geometry, faste
 
 
 def axis_of(given: object, names: Sequence[str]) -> str | None:
-    """Return the axis of that name; the parts of a group may be in any order."""
+    """Return the axis with that name; the parts of a group may be in any order."""
     if not isinstance(given, str):
         return None
     parts = sorted(given.replace(" ", "").split("*"))

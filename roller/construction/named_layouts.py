@@ -15,7 +15,7 @@ from roller.tile.program import RProgram
 
 
 def layouts(program: RProgram, spec: DeviceSpec) -> Iterator[RProgram]:
-    """Yield a laid-out program and, where its reads have conflicts, the variants with rows of any pitch."""
+    """Yield a laid-out program and, if its reads have conflicts, the variants with rows of any pitch."""
     yield program
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4

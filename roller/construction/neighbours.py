@@ -1,4 +1,4 @@
-"""Neighbours of a program: one aligned step of a tile, other vectors, staging or splits."""
+"""Neighbours of a program: programs that differ by one aligned step of a tile, or in vectors, staging or splits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roller.tile.winograd_products import ELEMENT, product_of
 def neighbours(
     program: RProgram, expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
 ) -> tuple[Candidate, ...]:
-    """Return the programs one step from ``program`` that fit the device, best estimate first.
+    """Return the programs one step away from ``program`` that fit the device, best estimate first.
 
     >>> import roller
     >>> expr, spec = roller.ops.matmul(256, 256, 256), roller.load_spec("cpu-avx512")

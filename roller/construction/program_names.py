@@ -30,14 +30,14 @@ _MOST = 2**31 - 1
 
 
 def name_of(program: object) -> str:
-    """Return the name of a program, or a text unchanged."""
+    """Return the name of a program, or return a text unchanged."""
     if isinstance(program, (str, RProgram)):
         return str(program)
     raise TileError(f"program: expected the name of a program, or a program, got {shown(program)}. {REMEDY}")
 
 
 def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram:
-    """Return the program of a name, with the relaxed rules determined for this device."""
+    """Return the program with the given name, with the relaxed rules determined for this device."""
     said = read_name(name)
     if said.kind != spec.kind:
         raise TileError(
@@ -61,7 +61,7 @@ def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram
 
 
 def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
-    """Return the estimate of a program, bit-equal to that of ``construct``."""
+    """Return the estimate of a program, bit-equal to the estimate of ``construct``."""
     estimate = pricing.estimate_program(program, spec, warm)
     if not math.isfinite(estimate.seconds):  # budgets reserved for the compiler bind construction, not the device
         estimate = pricing.estimate_program(program, replace_budget(spec), warm)
@@ -71,7 +71,7 @@ def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = 
 
 
 def forms_of(expr: TensorExpr) -> Iterator[TensorExpr]:
-    """Yield every form of an expression that construction uses, each once, the usual ones first."""
+    """Yield every form of an expression that construction uses, each once, starting with the usual forms."""
     fused, plain = fuse_axes(expr), plain_axes(expr)
     made = [fused, group_axes(fused), group_axes(fused, reductions=False), join_digits(fused)]
     made += [plain, group_axes(plain), group_axes(plain, reductions=False), join_digits(plain), expr]
@@ -106,7 +106,7 @@ def _check_layers(said: ProgramName, spec: DeviceSpec) -> None:
 
 
 def _fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragment | None:
-    """Return the matrix instruction of a name after checking that it computes the expression along the named axes."""
+    """Return the matrix instruction with a given name, checked to compute the expression along the named axes."""
     if (said.fragment is None) == structure_named(said.structure).on_matrix_unit:
         raise TileError(
             f"program: expected 'fragment=NAME:M,N,K' of a 'matrix' program, and of no other, got '{said.structure}' "
@@ -130,7 +130,7 @@ def _fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragme
 
 
 def _check_names(said: ProgramName, form: TensorExpr) -> None:
-    """Raise if a name lists an axis or tensor that the form lacks, or lists one twice."""
+    """Raise if a name lists an axis or tensor that the form lacks, or lists the same one twice."""
     inputs, loads = [t.name for t in form.inputs], [x.tensor for s in form.stages for x in s.loads]
     for word, given, known in (
         ("staged", said.staged, loads), ("pad", [t for t, _ in said.pad], list(said.staged)),

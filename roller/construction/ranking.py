@@ -1,7 +1,8 @@
 """Finds the best programs of several batches: lays out rows by ascending price until no remaining row can win.
 
-Prices of rows ignore storage padding and bank conflicts, which are known only after layout, as slow as pricing
-hundreds of rows, and can only add time. The search stops when the next price exceeds the best laid-out program's.
+Prices of rows ignore storage padding and bank conflicts, which are known only after layout and can only add time.
+Laying out one row takes as long as pricing hundreds. The search stops when the next price exceeds the price of the best
+laid-out program.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from roller.tile.program import RProgram
 #: A row of a batch: its price (seconds), the batch, and its position there.
 Row = tuple[float, TileBatch, int]
 Ranked = list[tuple[RProgram, Estimate]]
-#: Programs of a matrix unit with this key are predicted, and run, alike: instruction family, and the rows
+#: Matrix-unit programs with equal keys have similar predicted and measured times: instruction family, and the rows
 #: and columns of a block's tile.
 Family: TypeAlias = tuple[str, int, int]
 
@@ -40,7 +41,7 @@ _SAME = 1e-3
 _FAMILY_COUNT = 4
 #: Maximum predicted ratio to the best program at which another structure may still be faster.
 _DOUBTED = 2.0
-#: Rows examined per kept row, where neighbouring rows share a micro-kernel.
+#: Rows examined per kept row if neighbouring rows share a micro-kernel.
 _PER_KERNEL_ROWS = 8
 
 
@@ -65,9 +66,9 @@ def best_programs(
 
 
 def _cheapest(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count: int, most_s: float) -> list[Row]:
-    """Return about ``wanted`` rows in order of price, none above ``most_s`` but one per structure if compared."""
+    """Return about ``wanted`` rows in order of price, none above ``most_s`` except one per compared structure."""
     pool: list[Row] = []
-    # What another batch already beats needs no pricing, so that those priced already come first.
+    # Rows that another batch already beats need no pricing, so rows that are already priced come first.
     for b in sorted(batches, key=lambda b: b.known_seconds(spec) is None):
         limit_s = min(most_s, pool[wanted - 1][0]) if len(pool) >= wanted else most_s
         new = count >= _FAMILY_COUNT and not any(p.structure == b.structure for _, p, _ in pool)
@@ -77,10 +78,10 @@ def _cheapest(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count
 
 
 def _spread(pool: list[Row], count: int) -> list[Row]:
-    """Return the rows with at most ``sqrt(count)`` of every micro-kernel first, then the others."""
+    """Return the rows, putting at most ``sqrt(count)`` rows per micro-kernel first, then the others."""
     if count >= _FAMILY_COUNT and any(b.fragment is not None for _, b, _ in pool):
         return _tiles_first(pool)
-    # Programs that differ only in the number of micro-kernels per task are predicted, and run, almost alike.
+    # Programs that differ only in the number of micro-kernels per task have almost equal predicted and measured times.
     share = math.isqrt(count - 1) + 1
     taken: Counter[tuple[int, bytes]] = Counter()
     first: list[Row] = []
@@ -94,7 +95,7 @@ def _spread(pool: list[Row], count: int) -> list[Row]:
 
 
 def _tiles_first(pool: list[Row]) -> list[Row]:
-    """Return the rows with the best one of every competitive matrix tile first, then all others."""
+    """Return the rows, putting the best row of every competitive matrix tile first, then all others."""
     tiles: set[Family] = set()
     first: list[Row] = []
     later: list[Row] = []
@@ -125,11 +126,11 @@ class _Search:
 
     @property
     def limit_s(self) -> float:
-        """Seconds above which no row is requested: the best program's time, once there are enough."""
+        """Seconds above which no row is requested: the best program's time, once there are enough programs."""
         return self.found[0][1].seconds if len(self.found) >= self.count else float("inf")
 
     def wants_rows_above(self, known_s: float) -> bool:
-        """Whether rows that cost more than ``known_s`` may be among the best."""
+        """Return whether rows that cost more than ``known_s`` may be among the best."""
         better = known_s < self.limit_s * (1 - _SAME) and len(self.tried) < _MOST
         return len(self.found) < self.count or better
 
@@ -172,7 +173,7 @@ class _Search:
         self.found.sort(key=lambda r: (r[1].seconds, str(r[0])))
 
     def best(self) -> Ranked:
-        """Return the best programs, including the best one of every competitive structure and matrix tile."""
+        """Return the best programs, including the best program of every competitive structure and matrix tile."""
         if self.count < _FAMILY_COUNT or len(self.found) <= self.count:
             return self.found[: self.count]
         near = [n for n, (_, e) in enumerate(self.found) if e.seconds <= _DOUBTED * self.limit_s]

@@ -1,4 +1,4 @@
-"""Selects the candidates worth timing: those the model cannot distinguish from its favourite."""
+"""Selects the candidates worth timing: the candidates that the model cannot distinguish from its favourite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.perf.accuracy import kernel_family, ranking_error
 GAIN = 0.02
 #: Expected error (one sigma of the logarithm) of the predicted ratio of two register tiles of one form: from the 95
 #: pairs timed in ResNet-50, DenseNet-121, BERT large and DeepLab v3 on a Zen 1, whose median error is 0.03.
-#: Their root mean square is 0.13, because some times were disturbed and some rivals really slower.
+#: Their root mean square is 0.13, because some times were disturbed and some rivals were in fact slower.
 FORM_ERROR = 0.05
 #: Points of the integral over the fastest of several uncertain times, and sigmas to either side.
 _POINTS, _SIGMAS = 241, 5.0
@@ -30,7 +30,7 @@ def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int
     >>> worth_timing(found[:1], spec), len(worth_timing(found, spec)) < 10
     ((0,), True)
     """
-    # Of candidates that share a kernel only the best is timed: their ratio is predicted well.
+    # Among candidates that share a kernel, only the best is timed, because their ratio is predicted well.
     seconds = [c.estimate.seconds for c in candidates]
     families = [kernel_family(c.program) for c in candidates]
     return uncertain(seconds, families, ranking_error(spec), [c.program.structure for c in candidates])
@@ -63,7 +63,7 @@ def uncertain(
     error: float,
     structures: Sequence[Hashable] = (),
 ) -> tuple[int, ...]:
-    """Return the positions of the best of each family that may be faster than the first.
+    """Return the positions of the best candidates of each family that may be faster than the first.
 
     >>> uncertain([1.0, 1.01, 1.05, 1.2], ["a", "a", "b", "c"], 0.1)
     (0, 2)
@@ -74,7 +74,7 @@ def uncertain(
     >>> uncertain([1.0, 1.0, 1.0], "abc", 0.1, ["tiled", "tiled", "winograd4"])
     (0, 2)
     """
-    # Errors of an algorithm are common to its kernels: the best kernel of each comes before the second of any.
+    # All kernels of an algorithm share its errors, so the best kernel of each algorithm comes before the second of any.
     firsts = {structures.index(s) for s in structures}
     kept, behind, known = [0], [0.0], {families[0]}
     for n in sorted(range(len(seconds)), key=lambda n: (n not in firsts, n)):
@@ -85,7 +85,7 @@ def uncertain(
         if _expected_least(behind, error) - _expected_least([*behind, gap], error) < GAIN:
             if n in firsts:
                 continue
-            break  # those that follow are predicted slower still
+            break  # all following candidates are predicted to be even slower
         known.add(families[n])
         kept.append(n)
         behind.append(gap)

@@ -17,7 +17,7 @@ _ALIKE = 1e-12
 
 @dataclass(frozen=True)
 class Difference:
-    """One term of two programs: ``own`` of the program asked about, ``other`` of the reference."""
+    """One term in two programs: ``own`` belongs to the program in question, ``other`` to the reference."""
 
     name: str
     own: float
@@ -31,14 +31,14 @@ class Difference:
 
 def road_of_difference(own: Term, other: Term) -> tuple[Difference, ...]:
     """Return the terms that cause most of the difference, from the total down to an input value."""
-    # Ends where the rules differ: programs of other structures have other parts.
+    # The chain ends where the rules differ: programs of other structures have other parts.
     road = [Difference(own.name, own.value, other.value, own.unit)]
     while own.rule == other.rule and own.parts:
         pairs = _pairs(own, other)
         if not pairs:
             break
         own, other = max(pairs, key=lambda p: _weight(own, *p))
-        other = other.find(own.name) or other  # programs of another kind have it further down
+        other = other.find(own.name) or other  # programs of another kind have this term further down
         if math.isclose(own.value, other.value, rel_tol=_ALIKE):
             break
         road.append(Difference(own.name, own.value, other.value, own.unit))
@@ -100,7 +100,7 @@ def _moved(above: Difference, below: Difference) -> bool:
 
 
 def told(road: Sequence[Term]) -> tuple[Term, ...]:
-    """Return the terms whose values differ from the previous term's, and the last one."""
+    """Return the terms whose values differ from the previous term's value, and the last term."""
     return tuple(
         t for n, t in enumerate(road) if n in (0, len(road) - 1) or not math.isclose(road[n - 1].value, t.value)
     )

@@ -46,7 +46,7 @@ class ConstructionPath:
 
 
 def construction_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> ConstructionPath:
-    """Return the construction steps of a program, repeated with the functions that construct it."""
+    """Return the construction steps of a program by repeating them with the functions that construct it."""
     inner = products_program(program) or program
     words = []
     if inner is not program:

@@ -25,21 +25,21 @@ def explain(
     program: str | RProgram | None = None,
     options: ConstructOptions | None = None,
 ) -> Explanation:
-    """Return how a program was constructed, the parts of its predicted time, its limits and what would lift them.
+    """Explain how a program was constructed, the parts of its predicted time, its limits and ways to lift them.
 
     Parameters
     ----------
     expr, device
-        As for :func:`roller.construct`.
+        See :func:`roller.construct`.
     program
         The program, or its name as ``construct`` prints it; by default the first candidate.
     options
-        As for :func:`roller.construct`.
+        See :func:`roller.construct`.
 
     Returns
     -------
     Explanation
-        Text by ``print``, a table in a notebook, every number in full precision by ``to_dict()``.
+        ``print`` shows it as text, a notebook as a table, and ``to_dict()`` returns every number in full precision.
 
     Raises
     ------
@@ -74,16 +74,16 @@ def why_not(
     raster: int = 1,
     options: ConstructOptions | None = None,
 ) -> WhyNot:
-    """Return why tiles or a program are worse than the first candidate of :func:`roller.construct`.
+    """Explain why tiles or a program are worse than the first candidate of :func:`roller.construct`.
 
     The reason is the capacity that the program exceeds, or the term that makes it slower.
 
     Parameters
     ----------
     expr, device, tiles, fragment, stages, split_k, raster
-        As for :func:`roller.predict`.
+        See :func:`roller.predict`.
     options
-        As for :func:`roller.construct`.
+        See :func:`roller.construct`.
 
     Examples
     --------

@@ -32,7 +32,7 @@ _LIFTS, _RIVALS = 5, 3
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a program is as it is; :func:`roller.explain` returns one.
+    """Explanation of a program's construction and predicted time; :func:`roller.explain` returns one.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Explanation:
     road
         The steps of construction.
     stops
-        Why no tile is larger.
+        Reasons why no tile is larger.
     time
         The predicted seconds as a tree of terms; its rules reproduce them to the last bit.
     layers, facts
@@ -57,15 +57,15 @@ class Explanation:
     limits
         Terms that dominate the time, from the total down to an input value.
     lifts
-        Changes of device numbers that would make it faster with new construction, strongest first.
+        Changes to device numbers that would make the program faster after reconstruction, strongest first.
     rivals
-        The next candidates, and why they are worse.
+        The next candidates, and the reasons why they are worse.
     measured_s
         Measured seconds of the kernel, if any.
     notes
         Further remarks.
     bound_assumed
-        Device numbers of the bottleneck that are assumed rather than measured or from a data sheet.
+        Device numbers of the bottleneck that are assumed rather than measured or taken from a data sheet.
     """
 
     expression: TensorExpr

@@ -112,7 +112,7 @@ def roof_section(r: Roofline) -> Section:
 
 
 def limits_section(limits: Sequence[Term], effects: Sequence[Effect]) -> Section:
-    """Return the section on dominant terms and improvements."""
+    """Return the section on dominant terms and possible improvements."""
     road = " <- ".join(f"{t.name} {quantity(t.value, t.unit)}" for t in told(limits))
     rows = tuple(
         (

@@ -66,7 +66,7 @@ def layers_of(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[
 
 
 def _held(layer: str, spec: DeviceSpec, estimate: Estimate) -> tuple[float | None, float | None, str]:
-    """Return the amount a program uses of a layer, the maximum, and the unit."""
+    """Return the amount of a layer that a program uses, the maximum, and the unit."""
     terms, lim = estimate.terms, spec.limits
     if spec.traits.blocks and layer == spec.memory_layers[0].name:
         most = lim.registers_per_thread or lim.usable_registers_per_thread

@@ -1,4 +1,4 @@
-"""Explanations of compiled kernels on the specification they were compiled for."""
+"""Explanations of compiled kernels, based on the specification for which they were compiled."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def why_not_for_kernel(
     fragment: str | None,
     how: tuple[int, int, int],
 ) -> WhyNot:
-    """Return why a program is worse than a kernel's; see :meth:`roller.CompiledKernel.why_not`."""
+    """Return why a program is worse than a kernel's program; see :meth:`roller.CompiledKernel.why_not`."""
     a: _Artifact = kernel.artifact
     return why_not(a.expression, _spec(a, device), kernel.program, tiles, fragment, Mechanisms(*how),
                    measured=a.measured_s is not None)  # fmt: skip

@@ -35,7 +35,7 @@ class Roofline:
 
     @property
     def roof_s(self) -> float:
-        """Lower bound of direct programs: all operations, or all compulsory bytes, at peak."""
+        """Lower bound of direct programs: all operations, or all compulsory bytes, at peak rate."""
         return max(self.flops / self.peak_flops_per_s, self.compulsory_bytes / self.bandwidth_bytes_per_s)
 
     @property

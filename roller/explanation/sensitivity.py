@@ -38,7 +38,7 @@ class Sensitivity:
     device: str  #: Name of the spec
     operators: tuple[str, ...]  #: Names of the expressions, in the given order
     seconds: tuple[float, ...]  #: Predicted seconds of each
-    reconstructed: bool  #: Whether programs were constructed anew for every changed device
+    reconstructed: bool  #: Whether programs were reconstructed for every changed device
     effects: tuple[Effect, ...]  #: Fields with an effect, strongest first, with the times for other values
     #: Field whose enlargement (reduction, for a time) saves most for its size (:attr:`Effect.best`), or ``None``.
     enlarge: Effect | None
@@ -79,20 +79,20 @@ def sensitivity(
     reconstruct: bool | None = None,
     options: ConstructOptions | None = None,
 ) -> Sensitivity:
-    """Return the change of the predicted time for other numbers of a device, field by field.
+    """Return the change in the predicted time for other numbers of a device, field by field.
 
     Parameters
     ----------
     expr
         A TensorExpr, TE tensors or a PrimFunc; or a sequence of TensorExpr, compared by the geometric mean.
     device
-        As for :func:`roller.construct`.
+        See :func:`roller.construct`.
     reconstruct
-        Whether to construct anew for every changed device, as :func:`roller.construct` would. Else the best program
-        is priced unchanged, as :func:`roller.predict` prices its name. The default is True for one expression, which
-        takes seconds, and False for several.
+        Whether to reconstruct programs for every changed device, as :func:`roller.construct` would. If not, the best
+        program is priced unchanged, as :func:`roller.predict` prices its name. The default is True for one expression,
+        which takes seconds, and False for several.
     options
-        As for :func:`roller.construct`.
+        See :func:`roller.construct`.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def sensitivity(
 def of_price(
     spec: DeviceSpec, names: tuple[str, ...], price: Pricer, *, anew: bool, fields: Sequence[str] | None = None
 ) -> Sensitivity:
-    """Return the sensitivity of the times that ``price`` gives to a device's numbers."""
+    """Return the sensitivity of the times computed by ``price`` to a device's numbers."""
     found = list(effects(spec, price, fields))
     before = found[0].seconds if found else price(spec)
     if not all(map(math.isfinite, before)):
@@ -135,7 +135,7 @@ def of_price(
 
 
 def _reducible(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:
-    # Without new construction capacities are not reducible: the fixed program uses what it has.
+    # Without reconstruction, capacities are not reducible: the fixed program uses what it has.
     spares = []
     for e in found:
         if is_resource(e.field, e.unit, capacities):

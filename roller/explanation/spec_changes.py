@@ -1,4 +1,4 @@
-"""Effects of changed device numbers on predicted times, by finite changes."""
+"""Effects of changed device numbers on predicted times, computed by finite changes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FACTORS, COUNT_FACTORS = (0.8, 1.25), (0.8, 0.9, 1.1, 1.25)
 #: Change of a time in percent below which it is ignored.
 NOTHING = 0.1
 
-#: Units of resources; times, exponents and transaction sizes are no resources.
+#: Units of resources; times, exponents and transaction sizes are not resources.
 _THROUGHPUT = ("bytes/s", "operations/cycle/unit", "Hz", "units")
 _CAPACITY = ("bytes", "registers", "threads", "blocks", "banks", "pages", "misses")
 _GRAINS = ("transaction_bytes", "fetch_bytes", "line_bytes", "page_bytes", "bank_width_bytes", "allocation_unit")
 
-#: Predicted seconds of every operator on a device; infinite where none of its programs fits.
+#: Predicted seconds of every operator on a device; infinite if none of its programs fits.
 Pricer = Callable[[DeviceSpec], tuple[float, ...]]
 
 
@@ -71,7 +71,7 @@ class Effect:
 
     @property
     def weight(self) -> float:
-        """Largest change of a time's logarithm per change of the field's logarithm."""
+        """Largest change in a time's logarithm per change in the field's logarithm."""
         return max((self.rate(c) for c in self.changes if math.isfinite(c.percent)), default=0.0)
 
     @property
@@ -87,7 +87,7 @@ class Effect:
         return max(gaining, key=self.rate, default=None)
 
     def beside(self, larger: bool) -> Change | None:
-        """Return :attr:`best` if on this side, else the nearest value that changes a time, else the nearest one."""
+        """Return :attr:`best` if on this side, else the nearest value that changes a time, or the nearest value."""
         side = [c for c in self.changes if (c.value > self.value) == larger]
         if self.best in side:  # show the recommended change
             return self.best
@@ -95,7 +95,7 @@ class Effect:
         return next((c for c in side if abs(c.percent) >= NOTHING), side[0] if side else None)
 
     def rate(self, change: Change) -> float:
-        """Return the change of the time's logarithm per change of the field's logarithm."""
+        """Return the change in the time's logarithm per change in the field's logarithm."""
         return abs(math.log1p(change.percent / 100) / math.log(change.value / self.value))
 
 
@@ -110,7 +110,7 @@ def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None
 
 
 def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> Change:
-    """Return the change of times between two values of a field."""
+    """Return the change in times between two values of a field."""
     if not all(map(math.isfinite, after)):
         return Change(value, after, math.inf)
     if after == before:
@@ -145,12 +145,12 @@ def written(value: float) -> str:
 
 
 def is_resource(field: str, unit: str, capacities: bool) -> bool:
-    """Whether more of a field is better: a rate or a number of units, or with ``capacities`` a capacity."""
+    """Return whether more of a field is better: a rate or a number of units, or, with ``capacities``, a capacity."""
     return not field.endswith(_GRAINS) and unit in (_THROUGHPUT + _CAPACITY if capacities else _THROUGHPUT)
 
 
 def of_programs(programs: Sequence[RProgram]) -> Pricer:
-    """Return a pricer of fixed programs, as ``predict --program NAME --set FIELD=VALUE``."""
+    """Return a pricer of fixed programs, as ``predict --program NAME --set FIELD=VALUE`` does."""
     return lambda spec: tuple(_named_s(p, spec) for p in programs)
 
 
@@ -163,7 +163,7 @@ def _named_s(program: RProgram, spec: DeviceSpec) -> float:
 
 
 def constructed(expressions: Sequence[TensorExpr], options: ConstructOptions) -> Pricer:
-    """Return a pricer that constructs anew, as ``construct --set FIELD=VALUE``."""
+    """Return a pricer that reconstructs programs, as ``construct --set FIELD=VALUE`` does."""
 
     def price(spec: DeviceSpec) -> tuple[float, ...]:
         return tuple(_best_s(e, spec, options) for e in expressions)

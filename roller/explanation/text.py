@@ -29,7 +29,7 @@ def rule_text(rule: str) -> str:
 
 
 def plain(found: Sequence[Section], width: int = WIDTH) -> str:
-    """Return sections as text of the given width."""
+    """Return sections as text with the given width."""
     parts = []
     for s in found:
         title = textwrap.wrap(s.title, width, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Why another program is worse: the capacity it exceeds, or the term that makes it slower."""
+"""Why another program is worse: the capacity that it exceeds, or the term that makes it slower."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class WhyNot:
         ``"illegal"`` (no such program, or it does not fit the device), ``"chosen"`` (the same program), ``"slower"``,
         ``"equal"`` or ``"faster"`` (predicted, but construction did not try it or the reference was measured faster).
     reason
-        For an illegal program the rule or capacity in numbers, else the difference from the total to its cause.
+        For an illegal program, the rule or capacity in numbers; otherwise the difference from the total to its cause.
     seconds, chosen_s
         Predictions for both; ``None`` for an illegal program.
     road
         Terms that cause most of the difference, starting with the predicted times.
     terms
-        All estimate terms in which the two differ.
+        All estimate terms in which the two programs differ.
     program
         Name of the program made from the tiles.
     relaxed
-        Alignment rules that it violates.
+        Alignment rules that the program violates.
     budget
-        Construction budget that it exceeds although it runs, or ``None``.
+        Construction budget that the program exceeds although it runs, or ``None``.
     time
         Its price as a tree, or ``None``.
     """
@@ -175,7 +175,7 @@ def _unit(name: str) -> str:
 
 
 def _asked(tiles: object, fragment: str | None = None, how: Mechanisms = Mechanisms()) -> str:  # noqa: B008 - frozen
-    """Return a program's name, or tiles and mechanisms as given, on a line of bounded length."""
+    """Return a program's name, or tiles and mechanisms as given, on one line of bounded length."""
     if isinstance(tiles, (str, RProgram)):
         return bounded(str(tiles))
     if not isinstance(tiles, Mapping):

@@ -1,4 +1,4 @@
-"""Tensor expressions: stages, scalar trees, access maps, canonical forms, reference evaluation."""
+"""Tensor expressions: stages, scalar trees, access maps, canonical forms, and reference evaluation."""
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr.combiners import COMBINERS

@@ -1,4 +1,4 @@
-"""Check which arithmetic is defined on which dtypes, before anything is constructed."""
+"""Check that arithmetic is defined on the dtypes of its operands, before anything is constructed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from roller.expr.combiners import COMBINERS
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Functions defined on truth values: ordering, bits and choice.
+#: Functions defined on truth values: ordering, bit operations and choice.
 _OF_TRUTH_VALUES = frozenset({"max", "min", "eq", "lt", "le", "select", "bitand", "bitor", "bitxor"})
 _OF_INTEGERS = frozenset({"idiv", "imod", "bitand", "bitor", "bitxor", "shl", "shr"})
 _OF_FLOATS = frozenset({"fmod"})
 _TO_TRUTH = frozenset({"eq", "lt", "le", "isnan"})
-#: Kinds of dtypes; an operation on operands of several kinds has the greatest of them.
+#: Kinds of dtypes; an operation on operands of several kinds has the highest of these kinds.
 _BOOL, _INTEGER, _FLOAT = range(3)
 
 

@@ -57,7 +57,8 @@ def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | Non
     grouped: TensorExpr | None = expr
     for g in wide:
         grouped = as_one_axis(grouped, tuple(g)) if grouped else None
-    # Without grouped reductions, a window is stepped through point by point: addresses in a step differ by constants.
+    # Without grouped reductions, a window is stepped through point by point: addresses within a step differ by
+    # constants.
     reduction = expr.anchor.reduction_axes
     if grouped and reductions and len(reduction) > 1 and len({seen[a.name] for a in reduction}) == 1:
         return as_one_axis(grouped, reduction) or grouped
@@ -283,9 +284,9 @@ def _merge(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
 
 
 def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
-    """Replace ``axes`` by one axis with quasi-affine indices, or return ``None`` if an index cannot be."""
+    """Replace ``axes`` by one axis with quasi-affine indices, or return ``None`` if an index does not allow it."""
     name = fresh_axis("*".join(a.name for a in axes), names_of_axes(expr))
-    run = fresh_axis(f"run:{name}", names_of_axes(expr))  # marks a merged run of dimensions for a while
+    run = fresh_axis(f"run:{name}", names_of_axes(expr))  # temporarily marks a merged run of dimensions
     total = 1
     parts: dict[str, Term] = {}
     for a in reversed(axes):
@@ -296,7 +297,7 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
     grouped = Axis(name, total, axes[0].kind)
 
     expr = _merge_whole_runs(expr, axes, run)
-    refused = []  # a quotient by 2 of an inner axis of extent 5 is no digit of the whole
+    refused = []  # dividing an inner axis of extent 5 by 2 does not yield a digit of the whole
 
     def term(t: Term) -> Term:
         found = digit_of(parts[t.axis], t) if t.axis in parts else t
@@ -321,7 +322,7 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
 
 
 def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> TensorExpr:
-    """Merge the tensor dimensions that exactly ``axes`` index in order everywhere; ``run`` becomes their index."""
+    """Merge the tensor dimensions indexed everywhere by exactly ``axes`` in order; ``run`` becomes their index."""
     # These dimensions hold the grouped axis contiguously, so their access stays affine: the weights of a grouped
     # convolution are read as ``W[f, c*kh*kw]``, without divisions.
     names = tuple(a.name for a in axes)

@@ -18,7 +18,7 @@ class Combiner:
     instruction
         Instruction class of one step.
     selects
-        Whether the result is one of the elements (an extremum), which rounds nothing.
+        Whether the result is one of the elements (an extremum), so that nothing is rounded.
 
     Examples
     --------

@@ -33,14 +33,14 @@ LOGICAL = ("eq", "lt", "le", "isnan")
 _REAL = ("div", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow")
 #: Dtypes whose arithmetic wraps or saturates when it is stored; computed values must pass through memory.
 _NARROW = ("int8", "uint8", "int16")
-#: Integer arithmetic that may overflow. Compilers assume that 32 and 64 bits never overflow, so a widening or a
-#: comparison may see a value that has not wrapped around, unless it was stored first.
+#: Integer arithmetic that may overflow. Compilers assume that 32- and 64-bit arithmetic never overflows, so a widening
+#: or a comparison may see a value that has not wrapped around, unless it was stored first.
 _WRAPPING = ("add", "sub", "mul", "neg", "abs", "shl")
 _WIDE = ("int32", "int64")
 
 
 def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
-    """Return the dtype a scalar is computed in, or ``None`` if the dtypes of its operands differ."""
+    """Return the dtype in which a scalar is computed, or ``None`` if the dtypes of its operands differ."""
     if isinstance(node, (Const, IndexValue, Cast)):
         return node.dtype
     if isinstance(node, Load):
@@ -53,7 +53,7 @@ def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
 
 
 def substituted(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int]) -> Scalar | None:
-    """Replace axes of ``body`` by indices in every access, guard and index value; ``None`` if one has no such index."""
+    """Replace axes of ``body`` by indices in every access, guard and index value, or ``None``."""
     possible = True
 
     def index(i: Index) -> Index:
@@ -69,7 +69,7 @@ def substituted(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int
 def read_through(
     load: Load, shape: Sequence[int], extents: Mapping[str, int], producer: Stage, tensors: Mapping[str, str]
 ) -> Scalar | None:
-    """Return the value that ``load`` reads from an element-wise stage as a scalar over the reader's axes."""
+    """Return, as a scalar over the reader's axes, the value that ``load`` reads from an element-wise stage."""
     index = reshaped(load.index, shape, producer.output.shape, extents)
     at = None if index is None else inverted(producer.store, producer.extents, index, extents)
     value = None if at is None else substituted(producer.body, at, extents)
@@ -133,7 +133,7 @@ def _as_stored(value: Scalar, dtype: str, tensors: Mapping[str, str]) -> Scalar 
 
 
 def guarded(value: Scalar, guard: tuple[Bound, ...], outside: float) -> Scalar | None:
-    """Return ``value`` inside ``guard`` and ``outside`` elsewhere; ``None`` unless it is a load, converted or not."""
+    """Return ``value`` inside ``guard`` and ``outside`` elsewhere; ``None`` unless it is a (converted) load."""
     if isinstance(value, Cast):
         inner = guarded(value.arg, guard, outside)
         return None if inner is None else Cast(value.dtype, inner)

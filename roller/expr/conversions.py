@@ -21,7 +21,7 @@ _WIDE_BYTES = 8
 
 
 def conversion(source: str, target: str) -> tuple[str, str] | None:
-    """Return the instruction class and dtype whose rate a conversion takes, or ``None`` if it is free.
+    """Return the instruction class and dtype whose rate applies to a conversion, or ``None`` if it is free.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def conversion(source: str, target: str) -> tuple[str, str] | None:
 
 
 def conversions(body: Scalar, dtypes: Mapping[str, str], computed: str) -> Counter[tuple[str, str]]:
-    """Count the conversions of one point by class and dtype; equal subtrees are converted once."""
+    """Count the conversions for one point by class and dtype; equal subtrees are converted once."""
     found: Counter[tuple[str, str]] = Counter()
     for node in dict.fromkeys(n for n in walk(body) if isinstance(n, Cast)):
         rate = conversion(_dtype(node.arg, dtypes, computed), node.dtype)
@@ -72,7 +72,7 @@ def dtypes_of(expr: TensorExpr) -> dict[str, str]:
 def priced_mix(
     body: Scalar, combiner: str | None, dtypes: Mapping[str, str], computed: str
 ) -> dict[tuple[str, str], float]:
-    """Return the instruction counts of one point by instruction class and the dtype whose rate applies.
+    """Return the instruction counts for one point by instruction class and the dtype whose rate applies.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def priced_mix(
 
 
 def rate_of(rates: Mapping[str, float], instruction: str, dtype: str) -> float:
-    """Return operations per cycle and unit for the dtype, else for its class; narrowing defaults to widening.
+    """Return operations per cycle and unit for the dtype, or else for its class; narrowing defaults to widening.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Interval rules of scalar functions: bounds of the result from bounds of the arguments.
+"""Interval rules of scalar functions: bounds on the result from bounds on the arguments.
 
-Monotone functions map both ends, products and quotients their corners, periodic functions their extrema; a step inside
-the interval gives both sides. :func:`enclose` adds the rounding of the function itself.
+Monotone functions map both ends, products and quotients map their corners, and periodic functions map their extrema; a
+step inside the interval gives both sides. :func:`enclose` adds the rounding of the function itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from roller.expr.rounding import Enclosed, holds, rounded, settled
 from roller.expr.scalar import FUNCTIONS
 
 _TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
-#: Units in the last place: the worst of the libraries that compile our kernels, plus one. CUDA's Programming Guide
-#: ("Mathematical Functions") states 2 for exp, log, sin, cos, erf, tanh, atan and rsqrt, 3 for sinh, asinh and atanh, 4
-#: for tan, acosh and pow. The functions of :mod:`roller.templates.cpu.emit.mathlib` and the C library were measured
-#: over 2**18 arguments from 1e-6 to 100: 2.4 for tanh and erf, below 1.5 for all others. A sigmoid is the quotient of
-#: an exponential, and a quotient may be a product with a rounded reciprocal.
+#: Error in units in the last place: the worst among the libraries that compile our kernels, plus one. CUDA's
+#: Programming Guide ("Mathematical Functions") states 2 for exp, log, sin, cos, erf, tanh, atan and rsqrt, 3 for sinh,
+#: asinh and atanh, 4 for tan, acosh and pow. The functions of :mod:`roller.templates.cpu.emit.mathlib` and the C
+#: library were measured over 2**18 arguments from 1e-6 to 100: 2.4 for tanh and erf, below 1.5 for all others. A
+#: sigmoid is the quotient of an exponential, and a quotient may be a product with a rounded reciprocal.
 ULPS = {
     **dict.fromkeys(("exp", "log", "tanh", "erf", "rsqrt", "pow", *_TRIGONOMETRIC), 5.0),
     "sigmoid": 6.0,
@@ -34,7 +34,7 @@ _INCREASING = ("exp", "log", "sqrt", "tanh", "sigmoid", "floor", "ceil", "trunc"
                "asinh", "acosh", "atanh")  # fmt: skip
 _DECREASING = ("neg", "acos")
 
-#: Functions whose result is known for unbounded operands too, and the one that returns one of its operands.
+#: Functions whose result is known even for unbounded operands, and the function that returns one of its operands.
 _ASKING = frozenset(("eq", "lt", "le", "isnan", "select"))
 #: Conditions under which a zero argument gives an infinity whose sign is the sign of the zero.
 _BY_ZERO: dict[str, Callable[..., Any]] = {
@@ -47,7 +47,7 @@ Rule = Callable[..., Enclosed]
 
 
 def enclose(fn: str, args: Sequence[Enclosed], dtype: str, *, propagate_nan: bool = True) -> Enclosed:
-    """Return bounds of a scalar function computed in ``dtype``; with ``propagate_nan``, NaN must win an extremum.
+    """Return bounds on a scalar function computed in ``dtype``; if ``propagate_nan``, NaN must win in an extremum.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def extreme(step: np.ufunc, body: Enclosed, *, propagate_nan: bool) -> Enclosed:
 
 
 def hull(value: Any, ends: Sequence[Any]) -> Enclosed:
-    """Return the least enclosure of the values at ``ends``, unbounded if some of them are NaN."""
+    """Return the smallest enclosure of the values at ``ends``, unbounded if some of them are NaN."""
     low = high = value
     some = every = np.isnan(value)
     for e in ends:
@@ -158,7 +158,7 @@ def _rsqrt(value: Any, x: Enclosed) -> Enclosed:
 
 
 def _each_end(fn: str) -> Rule:
-    """Return the rule of a function that increases in both operands."""
+    """Return the rule for a function that increases in both operands."""
     f = FUNCTIONS[fn].numpy
     return lambda value, a, b: settled(value, f(a.low, b.low), f(a.high, b.high))
 
@@ -201,7 +201,7 @@ def _erf(value: Any, x: Enclosed) -> Enclosed:
 
 
 def _wave(fn: str, peak: float) -> Rule:
-    """Return the rule of sine or cosine, which has its maxima at ``peak`` plus multiples of the period."""
+    """Return the rule for sine or cosine, which has its maxima at ``peak`` plus multiples of the period."""
     f = FUNCTIONS[fn].numpy
 
     def passes(x: Enclosed, at: float) -> Any:
@@ -245,7 +245,7 @@ def _fmod(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
 
 
 def _compared(sure: Callable[[Enclosed, Enclosed], tuple[Any, Any]]) -> Rule:
-    """Return the rule of a comparison; ``sure`` returns where it certainly holds and certainly fails."""
+    """Return the rule for a comparison; ``sure`` returns where it certainly holds and where it certainly fails."""
 
     def rule(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
         yes, no = sure(a, b)
@@ -276,7 +276,7 @@ def _select(value: Any, condition: Enclosed, yes: Enclosed, no: Enclosed) -> Enc
 
 
 def _anything(value: Any, *args: Enclosed) -> Enclosed:
-    """Return unbounded results of integer and bit operations unless every operand is exactly known."""
+    """Return unbounded results for integer and bit operations unless every operand is exactly known."""
     same: Any = True
     for a in args:
         same = same & (a.low == a.high)

@@ -1,7 +1,7 @@
-"""The float64 reference with bounds of correct kernels: running error analysis, stage by stage (docs/design/check.md).
+"""The float64 reference with bounds on correct results: running error analysis, stage by stage (docs/design/check.md).
 
-Every node carries its exact value and the bounds of a correct kernel's value (:mod:`roller.expr.rounding`,
-:mod:`roller.expr.enclosing`); reductions add the bound of their order of summation (:class:`_Total`).
+Every node carries its exact value and the bounds on a correct kernel's value (:mod:`roller.expr.rounding`,
+:mod:`roller.expr.enclosing`); reductions add the bound for their order of summation (:class:`_Total`).
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from roller.expr.tensor_expr import Stage, TensorExpr
 
 #: ``K eps`` above which terms may vanish when they are added to their sum.
 _VANISHING = 1.0 / 8.0
-#: Elements of intermediate tensors that are kept for stages that read the same ones.
+#: Number of elements of intermediate tensors to cache for stages that read the same elements.
 _KEPT = 1 << 22
 
 Env = dict[str, np.ndarray]
 
 
 class Enclosure:
-    """Values of the tensors of one expression at given points, with bounds of a correct kernel's values.
+    """Values of the tensors of one expression at given points, with bounds on a correct kernel's values.
 
     Parameters
     ----------
     values
-        Inputs by name: arrays, or objects that accept index arrays as arrays do.
+        Inputs by name: arrays, or objects that accept index arrays like arrays.
     reordered
         Whether kernels only reorder the terms of a sum. Winograd's algorithm adds other terms.
 
@@ -82,7 +82,7 @@ class Enclosure:
         return found.map(lambda a: a[inverse])
 
     def _computed(self, tensor: str, points: np.ndarray) -> Enclosed:
-        """Return elements at distinct points, cached because stages of a chain read the same ones."""
+        """Return elements at distinct points, cached because stages in a chain read the same elements."""
         key = (tensor, points.tobytes())
         if key not in self._known:
             if sum(len(k[1]) for k in self._known) > 8 * _KEPT:
@@ -120,7 +120,7 @@ class Enclosure:
         eps_of_terms = EPS.get(computed_in(s.body, self.dtypes), 0.0)
         total = _Total(s, self._rounding(s), eps_of_terms, self.expr.propagate_nan, exact=self.reordered)
         step = max(1, CHUNK // max(1, rows))
-        for i in range(0, grid.shape[1], step):  # a single very long reduction goes in pieces
+        for i in range(0, grid.shape[1], step):  # a single very long reduction is processed in pieces
             wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
             shape = (rows, min(step, grid.shape[1] - i))
             if self._is_product(s):
@@ -133,7 +133,7 @@ class Enclosure:
         return total.result()
 
     def _rounding(self, s: Stage) -> tuple[float, float]:
-        """Return the relative rounding of a sum, usual and worst, including exact-operand products."""
+        """Return the usual and the worst relative rounding error of a sum, including exact-operand products."""
         # Roundings of different terms have random directions, unless terms vanish (`_Total.vanishing`). Repeated terms
         # round alike: along an axis that reads no other element, only the distinct terms count under the square root.
         eps = EPS.get(s.acc_dtype, 0.0)
@@ -198,7 +198,7 @@ class Enclosure:
         return out.map(lambda a: np.where(within, a, outside)) if node.guard else out
 
     def _one_of(self, s: Stage, env: Env) -> Enclosed | None:
-        """Return bounds of an arg-extremum, or ``None`` if the body is not one."""
+        """Return bounds on an arg-extremum, or ``None`` if the body is not an arg-extremum."""
         # The form is ``select(x == extremum of all x, position, more than any)`` under ``min``. Every value that may
         # equal the extremum may be the hit, and one of them is.
         b = s.body
@@ -227,7 +227,7 @@ class Enclosure:
 
 
 class _Total:
-    """Bounds of one reduction, accumulated piece by piece."""
+    """Bounds on one reduction, accumulated piece by piece."""
 
     def __init__(
         self, s: Stage, rounding: tuple[float, float], eps_of_terms: float, propagate_nan: bool, *, exact: bool
@@ -237,7 +237,7 @@ class _Total:
         self.row = COMBINERS[s.combiner or "sum"]
         self.terms = math.prod(a.extent for a in s.reduction_axes)
         self.eps, self.eps_of_terms = EPS.get(s.acc_dtype, 0.0), eps_of_terms
-        self.unit = 0.0 if exact else np.inf  # least power of two that makes all terms integers; infinite if none does
+        self.unit = 0.0 if exact else np.inf  # smallest power of two that makes all terms integers, or infinity
         self.vanishing = s.combiner == "sum" and self.terms * self.eps > _VANISHING
         self.parts: list[Enclosed] = []
         self.sizes: list[Any] = []
@@ -274,7 +274,7 @@ class _Total:
             self.squares = self.squares + np.sum(np.square(size), axis=1)
 
     def _product(self, value: Any, body: Enclosed, size: Any) -> Enclosed:
-        """Return the product of a piece from its factors and their greatest magnitudes."""
+        """Return the product of a piece from its factors and their largest magnitudes."""
         crossing = (body.low < 0) & (body.high > 0)
         nearest = np.where(body.low * body.high <= 0, 0.0, np.minimum(np.abs(body.low), np.abs(body.high)))
         great, small = np.prod(size, axis=1), np.prod(nearest, axis=1)
@@ -287,7 +287,7 @@ class _Total:
         exact = body.is_point and np.all(np.frexp(size)[0] == 0.5)
         error = np.zeros_like(great) if exact else self.rounding * 2 * great
         if is_float(self.dtype):
-            # Products of some of the factors may leave the range that the whole is in, and lose digits.
+            # Products of some of the factors may leave the range of the whole product and lose digits.
             error = error + np.where(least < NORMAL[self.dtype], self.terms * FLUSHED[self.dtype] * most, 0.0)
             error = np.where(np.isfinite(stored(most, self.dtype)), error, np.inf)
         out = settled(value, np.minimum(low, value) - error, np.maximum(high, value) + error)
@@ -295,7 +295,7 @@ class _Total:
         return Enclosed(value, np.where(sure, out.low, -np.inf), np.where(sure, out.high, np.inf))
 
     def result(self) -> Enclosed:
-        """Return the bounds of the whole reduction."""
+        """Return the bounds on the whole reduction."""
         combine = self.row.step
         total = self.parts[0]
         for p in self.parts[1:]:
@@ -317,8 +317,8 @@ class _Total:
 
     def _rounded_sum(self, total: Enclosed) -> Enclosed:
         # A sum of K terms b with spacing eps is off by 4 eps sqrt(K) sum|b| in any order (docs/design/check.md),
-        # because different terms round in different directions. Of terms that are equal, n at a time, sqrt(K) becomes
-        # sqrt(sum n^2). The bound never exceeds eps K sum|b|, the worst of all orders.
+        # because different terms round in different directions. For groups of n equal terms, sqrt(K) becomes sqrt(sum
+        # n^2). The bound never exceeds eps K sum|b|, the worst of all orders.
         size = sum(self.sizes)
         alike = 4 * (np.sqrt(self.terms + np.square(self.equal)) - math.sqrt(self.terms)) * self.eps
         error = np.fmin(self.rounding + alike, self.worst) * size
@@ -335,7 +335,7 @@ class _Total:
         if self.dtype == "float64":
             error = 2 * error  # the reference's own
         low, high = total.low - error, total.high + error
-        # A partial sum lies between the sum of all negative and that of all positive terms.
+        # A partial sum lies between the sum of all negative terms and the sum of all positive terms.
         most, least = (size + total.value) / 2 + error, (total.value - size) / 2 - error
         low = np.where(np.isinf(stored(least, self.dtype)), -np.inf, low)
         return _rounded_to(
@@ -344,7 +344,7 @@ class _Total:
 
 
 def converted(e: Enclosed, source: str, to: str) -> Enclosed:
-    """Return the bounds of a ``source`` value after its conversion to ``to``."""
+    """Return the bounds on a ``source`` value after its conversion to ``to``."""
     value = np.asarray(e.value)
     if to == "bool":
         hit = e.map(lambda a: np.asarray(a) != 0)
@@ -379,7 +379,7 @@ def within_range(dtype: str, value: Any, e: Enclosed) -> Enclosed:
 
 
 def _rounded_to(e: Enclosed, dtype: str) -> Enclosed:
-    """Return the bounds of ``e`` stored in ``dtype``; a representable point stays a point."""
+    """Return the bounds on ``e`` stored in ``dtype``; a representable point stays a point."""
     if not is_float(dtype):
         return e
     if e.is_point:

@@ -1,7 +1,7 @@
 """The float64 reference evaluation of an expression, at all points or at a sample of them.
 
 A stage is computed at a set of output points over its whole reduction domain, and a load of an intermediate tensor
-evaluates that tensor at the points it reads, so the cost of a sample does not depend on the size of the tensors.
+evaluates that tensor at the points that it reads, so the cost of a sample does not depend on the size of the tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roller.expr.tensor_expr import Stage, TensorExpr
 #: Points times reduction elements evaluated at once; limits memory to about 100 MB per live temporary.
 CHUNK = 1 << 21
 
-#: Integer functions whose result may overflow the dtype they are computed in.
+#: Integer functions whose result may overflow the dtype in which they are computed.
 _GROWING = frozenset(("add", "sub", "mul", "neg", "abs", "shl", "idiv"))
 
 
@@ -123,7 +123,7 @@ class _Evaluation:
         return self._typed(node, env)[0]
 
     def _typed(self, node: Scalar, env: Mapping[str, np.ndarray]) -> tuple[Any, str]:
-        """Return the value of a scalar tree and the dtype it is computed in."""
+        """Return the value of a scalar tree and the dtype in which it is computed."""
         if isinstance(node, Const):
             return literal(node.value, node.dtype), node.dtype
         if isinstance(node, IndexValue):

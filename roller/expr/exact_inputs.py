@@ -20,18 +20,18 @@ from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
 #: Relative bound of a sum above which it may hide single terms. The bound of K terms is 4 eps sqrt(K) sum|b|: in single
-#: precision it exceeds one term from some hundreds of terms on, and in half precision from the first. From 1 / (4 eps)
-#: terms on it exceeds the whole sum, so that a result of all zeros would pass.
+#: precision, it exceeds one term from a few hundred terms on, and in half precision from the first term on. From 1 / (4
+#: eps) terms on, it exceeds the whole sum, so that a result of all zeros would pass.
 _HIDING = 2.0**-8
 #: Mean and root mean square of the magnitudes of :func:`coarse` normal numbers.
 _COARSE_MEAN, _COARSE_RMS = 0.82, 1.03
-#: Standard deviations between a sum and zero, and between its parts and their limit.
+#: Number of standard deviations between a sum and zero, and between its parts and their limit.
 _FROM_ZERO, _FROM_LIMIT = 4.0, 3.0
-#: Largest share by which positive terms outnumber negative ones.
+#: Maximum share by which positive terms outnumber negative ones.
 _MOST_BIAS = 0.5
-#: Functions that round nothing where their operands have few digits.
+#: Functions that do not round if their operands have few digits.
 _EXACT = frozenset(("add", "sub", "mul", "max", "min", "neg", "abs"))
-#: Magnitudes of the small integers that inputs of integer dtypes are, by the first letter of the dtype.
+#: Magnitudes of the small integers used as inputs of integer dtypes, by the first letter of the dtype.
 _INTEGERS = {"u": 9.0, "i": 5.0, "b": 1.0}
 
 
@@ -44,7 +44,7 @@ class Digits:
     ones
         Whether values are ones of either sign; otherwise they are odd multiples of a quarter.
     density
-        Share of values that are not zero.
+        Fraction of values that are not zero.
     bias
         Share by which positive values outnumber negative ones.
     spread
@@ -57,7 +57,7 @@ class Digits:
     spread: tuple[int, ...] = ()
 
     def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Turn standard normal ``values`` into the chosen ones; spread applies if the shape is that of the input.
+        """Turn standard normal ``values`` into the chosen ones; ``spread`` applies if the shape matches the input's.
 
         Examples
         --------
@@ -77,7 +77,7 @@ class Digits:
         return out
 
     def _drawn(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-        """Return uniform numbers in [0, 1); those along ``spread`` fall below ``density`` in turn."""
+        """Return uniform numbers in [0, 1); along ``spread``, they fall below ``density`` in turn."""
         if not self.spread or len(shape) <= max(self.spread):
             return rng.random(shape)
         along = [n if i in self.spread else 1 for i, n in enumerate(shape)]
@@ -176,7 +176,7 @@ class _Sum:
         return replace(found, leaves=tuple(leaves))
 
     def _collect(self, node: Scalar, extents: dict[str, int], width: int | None, out: list[_Leaf]) -> bool:
-        """Append the float inputs of a tree; return whether the tree is exact on values of few digits."""
+        """Append the float inputs of a tree; return whether the tree is exact on values with few digits."""
         if isinstance(node, Const):
             return float(node.value).is_integer()
         if isinstance(node, Cast):
@@ -233,7 +233,7 @@ class _Sum:
         return out
 
     def _fits(self, terms: float, mean: float, rms: float) -> bool:
-        """Whether the positive terms of a sum of ``terms`` total few enough units to be summed exactly."""
+        """Return whether the positive terms of a sum of ``terms`` total few enough units to be summed exactly."""
         share = (1 + self._share(terms)) / 2
         return terms * mean * share + _FROM_LIMIT * math.sqrt(terms) * rms <= 1 / EPS[self.stage.acc_dtype]
 
@@ -247,7 +247,7 @@ class _Sum:
         return float(min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms)) ** (1 / max(1, self._degree(self.stage.body))))
 
     def _product(self, node: Scalar) -> bool:
-        """Whether terms are zero if one of their inputs is, and have either sign."""
+        """Return whether terms are zero if one of their inputs is, and have either sign."""
         if isinstance(node, Call):
             return node.fn in ("mul", "neg") and all(map(self._product, node.args))
         if isinstance(node, Load) and (made := self._made(node)) is not None:
@@ -255,7 +255,7 @@ class _Sum:
         return self._product(node.arg) if isinstance(node, Cast) else True
 
     def _degree(self, node: Scalar) -> int:
-        """Return the greatest number of float inputs that are multiplied."""
+        """Return the largest number of float inputs that are multiplied together."""
         if isinstance(node, Call):
             found = [self._degree(a) for a in node.args]
             return sum(found) if node.fn == "mul" else max(found)
@@ -265,7 +265,7 @@ class _Sum:
         return self._degree(node.arg) if isinstance(node, Cast) else 0
 
     def _size(self, node: Scalar, leaf: float) -> float:
-        """Return the usual magnitude of a term whose float inputs have the magnitude ``leaf``."""
+        """Return the usual magnitude of a term whose float inputs have magnitude ``leaf``."""
         if isinstance(node, Const):
             return abs(float(node.value))
         if isinstance(node, Call):
@@ -284,7 +284,7 @@ class _Sum:
 
 
 def _shares(widths: Sequence[int], product: float) -> list[float]:
-    """Return shares with the given product, inversely proportional to ``widths`` where they are below one.
+    """Return shares with the given product, inversely proportional to ``widths`` where the shares are below one.
 
     Examples
     --------

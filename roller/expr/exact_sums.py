@@ -1,4 +1,4 @@
-"""Properties of terms that determine how a sum rounds: products of inputs, repeated terms, and terms of few digits."""
+"""Properties of terms that determine how a sum rounds: products of inputs, repeated terms, terms with few digits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.expr.tensor_expr import Stage
 
 
 def is_product(s: Stage, inputs: Collection[str], dtypes: Mapping[str, str]) -> bool:
-    """Whether a stage sums products of inputs: exact operands, and roundings proportional to the product."""
+    """Return whether a stage sums products of inputs: exact operands, and roundings proportional to the product."""
     return s.combiner == "sum" and is_float(s.acc_dtype) and all(
         (isinstance(n, Load) and n.tensor in inputs and not math.isinf(n.outside))
         or (isinstance(n, Cast) and isinstance(n.arg, Load) and _widens(dtypes[n.arg.tensor], n.dtype))
@@ -24,7 +24,7 @@ def is_product(s: Stage, inputs: Collection[str], dtypes: Mapping[str, str]) -> 
 
 
 def steps_per_one(values: np.ndarray) -> float:
-    """Return the least power of two that makes all values integers, or infinity if it exceeds 2**16."""
+    """Return the smallest power of two that makes all values integers, or infinity if it exceeds 2**16."""
     for some in (values[:1, :64], values):
         if not np.all(np.isfinite(some)):
             return np.inf
@@ -35,14 +35,14 @@ def steps_per_one(values: np.ndarray) -> float:
 
 
 def equal_pairs(values: np.ndarray) -> np.ndarray:
-    """Count the ordered pairs of equal elements of each row, less those of opposite ones; may use a sample.
+    """Count the ordered pairs of equal elements in each row, minus the pairs of opposite elements; may use a sample.
 
     Examples
     --------
     >>> equal_pairs(np.array([[1.0, 2.0, 1.0, 1.0, 0.0, 0.0], [1.0, 2.0, 1.0, -1.0, -1.0, 3.0]]))
     array([6, 0])
     """
-    # The roundings of equal terms add up, those of opposite terms cancel, and zeros do not round.
+    # The roundings of equal terms add up, the roundings of opposite terms cancel, and zeros do not round.
     some = values[[0, len(values) // 2, -1]] if len(values) > 3 else values
     if np.max(_equal_pairs(some), initial=0) * 8 < values.shape[1]:  # too few to affect a bound
         return np.zeros(len(values), np.int64)
@@ -64,13 +64,13 @@ def _equal_pairs(values: np.ndarray) -> np.ndarray:
 
 
 def _rest(values: np.ndarray) -> np.ndarray:
-    """Return the distance of values to the nearest integer, in a tenth of the time of a remainder."""
+    """Return the distance of values to the nearest integer, which takes a tenth of the time of a remainder."""
     found: np.ndarray = values - np.rint(values)
     return found
 
 
 def different(s: Stage, axis: str, extent: int) -> int:
-    """Return the greatest number of distinct elements that one load reads along a reduction axis."""
+    """Return the largest number of distinct elements that one load reads along a reduction axis."""
     found = 1
     for ld in s.loads:
         for t in (t for i in ld.index for t in i.terms if t.axis == axis):
@@ -80,5 +80,5 @@ def different(s: Stage, axis: str, extent: int) -> int:
 
 
 def _widens(source: str, to: str) -> bool:
-    """Whether one dtype represents every number of another."""
+    """Return whether one dtype represents every number of another."""
     return is_float(to) and is_float(source) and EPS[to] <= EPS[source] and (source, to) != ("bfloat16", "float16")

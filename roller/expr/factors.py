@@ -21,26 +21,26 @@ from roller.expr.rounding import EPS, NORMAL
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Functions under which a product of inputs remains one, up to its sign.
+#: Functions under which a product of inputs remains a product, up to its sign.
 _PRODUCTS = frozenset(("mul", "neg", "abs"))
 #: Binary digits by which one standard normal factor shrinks a product: mean and standard deviation.
 _SHRINK, _DEVIATION = 1.1, 1.6
-#: Standard deviations between the product of the factors above (or below) one and its limit.
+#: Number of standard deviations between the product of the factors above (or below) one and its limit.
 _FROM_LIMIT = 3.0
 #: Mean and standard deviation of the positive part of a standard normal number.
 _HALF_MEAN, _HALF_DEVIATION = 0.40, 0.58
-#: Largest share of powers of two, or of threes.
+#: Maximum share of powers of two, or of threes.
 _MOST = 2 / 3
 #: Multiple of the error bound by which a typical factor should differ from one.
 _SEEN = 4.0
 
 
 class Drawing(Protocol):
-    """Random choice of the elements of one input, made from its usual random ones."""
+    """Random choice of the elements of one input, derived from its usual random elements."""
 
     @property
     def density(self) -> float:
-        """Share of elements that are not zero."""
+        """Fraction of elements that are not zero."""
 
     def __hash__(self) -> int:
         """Return the hash; equal drawings give equal numbers."""
@@ -58,7 +58,7 @@ class Factors:
     spread
         Standard deviation of the binary logarithm of the magnitudes.
     share
-        Share of factors that are a half or two, the others being one. ``None``: logarithms are normally distributed.
+        Share of factors that are a half or two; the others are one. If ``None``, logarithms are normally distributed.
     """
 
     spread: float = 1.0
@@ -66,7 +66,7 @@ class Factors:
     density: ClassVar[float] = 1.0
 
     def exact(self) -> Factors:
-        """Return powers of two with the same deviation, for inputs that are also added up.
+        """Return powers of two with the same deviation, for inputs that also occur in sums.
 
         Examples
         --------
@@ -94,7 +94,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Odd:
-    """Odd integers, whose products are never zero: a ``share`` of threes, ones of either sign, and any odd unsigned."""
+    """Odd integers, whose products are never zero: a ``share`` of threes, ones of either sign, or any if unsigned."""
 
     share: float
     density: ClassVar[float] = 1.0
@@ -142,7 +142,7 @@ def factors_of_inputs(expr: TensorExpr) -> dict[str, Drawing]:
 
 
 def exponents(s: Stage) -> float:
-    """Return the binary digits by which a product and its partial products may differ from one, up or down.
+    """Return the number of binary digits by which a product and its partial products may differ from one.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def _range_of(dtype: str) -> float:
 
 
 def _nearer_one(a: Drawing, b: Drawing) -> Drawing:
-    """Return the drawing that suits two products; those for functions take precedence over exact ones."""
+    """Return the drawing that suits two products; drawings for functions take precedence over exact drawings."""
 
     def order(d: Drawing) -> tuple[bool, float]:
         if isinstance(d, Factors):
@@ -213,7 +213,7 @@ class _Leaves:
         return math.prod(a.extent for a in self.stage.reduction_axes)
 
     def _distinct(self, load: Load) -> int:
-        """Return the greatest number of distinct elements of one load in a product."""
+        """Return the largest number of distinct elements of one load in a product."""
         alone = Stage(self.stage.output, self.stage.axes, self.stage.store, load, "prod", self.stage.acc_dtype)
         return math.prod(different(alone, a.name, a.extent) for a in self.stage.reduction_axes)
 
@@ -243,14 +243,14 @@ class _Leaves:
         away = distinct * _HALF_MEAN + _FROM_LIMIT * math.sqrt(distinct) * _HALF_DEVIATION
         spread = min(1.0, room / away)
         bound = 8 * math.sqrt(self.terms) * EPS[self.stage.acc_dtype] + 4 * EPS.get(self.stage.output.dtype, 0.0)
-        # Where rounding would hide one of so many factors, they become powers of two, whose products are exact.
+        # If rounding would hide one of so many factors, they become powers of two, whose products are exact.
         if spread / 2 >= _SEEN * bound:
             return Factors(spread)
         return Factors(share=_share(room, distinct, sides=2))
 
 
 def _share(room: float, distinct: int, sides: int) -> float:
-    """Return the share of factors other than one such that those on each side of one take ``room`` steps.
+    """Return the share of factors other than one such that the factors on each side take ``room`` steps.
 
     Examples
     --------

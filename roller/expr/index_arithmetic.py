@@ -1,4 +1,4 @@
-"""Arithmetic on indices: composition, quotient and remainder, and accesses under another shape.
+"""Arithmetic on indices: composition, quotient and remainder, and accesses through another shape.
 
 A reshape writes positions as digits: position ``64 * h + d`` of a merged dimension is ``(h, d)`` before the merge,
 without a division. Otherwise :func:`splits_to_affine` may split an axis into such digits.
@@ -14,7 +14,7 @@ from roller.expr.scalar import Index, Term
 
 
 def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] | None = None) -> Index | None:
-    """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` if the result is no index.
+    """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` if the result is not an index.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] |
 
 
 def _digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Index | None:
-    """Return ``(index // div) % mod``, or ``None`` if it is no index."""
+    """Return ``(index // div) % mod``, or ``None`` if it is not an index."""
     split = divided(index, div, extents)
     if split is None or not mod:
         return None if split is None else split[0]
@@ -53,7 +53,7 @@ def _digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Inde
 
 
 def digit_of(part: Term, t: Term) -> Term | None:
-    """Return term ``t`` of an axis that is ``part`` of another axis as a term of that axis, or ``None``.
+    """Return term ``t`` of an axis that is ``part`` of another axis as a term of the latter, or ``None``.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def digit_of(part: Term, t: Term) -> Term | None:
 
 
 def simplified(index: Index, extents: Mapping[str, int]) -> Index:
-    """Return an equal index with fewer terms: unit axes are dropped, digits of one axis are joined.
+    """Return an equal index with fewer terms: unit axes are dropped, and digits of one axis are joined.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def simplified(index: Index, extents: Mapping[str, int]) -> Index:
 
 
 def divided(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Index, Index] | None:
-    """Return quotient and remainder of an index by ``n``, or ``None`` if either is no index.
+    """Return the quotient and remainder of an index divided by ``n``, or ``None`` if either is not an index.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def address(index: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def position(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> tuple[Index, ...] | None:
-    """Return the access at a position in memory, the inverse of :func:`address`, or ``None`` if it is no index."""
+    """Return the access at a position in memory, the inverse of :func:`address`, or ``None``."""
     out: list[Index] = []
     left = simplified(place, extents)
     for n in reversed(shape[1:]):
@@ -170,7 +170,7 @@ def position(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> 
 def reshaped(
     index: Sequence[Index], old: Sequence[int], new: Sequence[int], extents: Mapping[str, int]
 ) -> tuple[Index, ...] | None:
-    """Return the access to shape ``new`` that reads the elements ``index`` reads in shape ``old``.
+    """Return the access to shape ``new`` that reads the elements that ``index`` reads in shape ``old``.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
 def inverted(
     store: Sequence[Index], axes: Mapping[str, int], at: Sequence[Index], extents: Mapping[str, int]
 ) -> dict[str, Index] | None:
-    """Return the axes of a store at an access to the stored tensor, or ``None`` if one of them is no index.
+    """Return the axes of a store at an access to the stored tensor, or ``None`` if one of them is not an index.
 
     Examples
     --------
@@ -272,7 +272,7 @@ def splits_to_affine(indices: Sequence[Index], extents: Mapping[str, int]) -> tu
         cuts.setdefault(t.axis, set()).update(c for c in (t.div, t.div * t.mod) if c > 1)
     out = []
     for axis, found in cuts.items():
-        # Each position where an index cuts an axis must be a multiple of the one before.
+        # Each position where an index cuts an axis must be a multiple of the previous one.
         edges = [1, *sorted(c for c in found if c < extents[axis]), extents[axis]]
         if any(b % a for a, b in itertools.pairwise(edges)):
             return None

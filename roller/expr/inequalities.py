@@ -24,7 +24,7 @@ _MOST_ROWS = 400
 
 @dataclass(frozen=True)
 class HalfBound:
-    """A condition ``low <= index < high`` of which either side may be missing."""
+    """A condition ``low <= index < high`` in which either side may be missing."""
 
     index: Index
     low: int | None = None
@@ -127,7 +127,7 @@ def _ranges(unknowns: Iterable[_Unknown], extents: Mapping[str, int]) -> list[tu
 
 
 def _add(rows: dict[_Sum, int], terms: Mapping[_Unknown, int], constant: int) -> bool:
-    """Add ``sum(terms) + constant >= 0``, keeping the sharper of two rows; return ``False`` if it cannot hold."""
+    """Add ``sum(terms) + constant >= 0``, keeping the tighter of two rows; return ``False`` if it cannot hold."""
     kept = tuple(sorted((v, c) for v, c in terms.items() if c))
     if not kept:
         return constant >= 0

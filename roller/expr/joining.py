@@ -1,7 +1,7 @@
 """Join two axes that are digits of one dimension (channels in blocks), the inverse of splitting.
 
-Weights ``W[f, fi, c, ci, kh, kw]`` hold all channels in order, blocked images in two separate dimensions. Algorithms
-over channels need the whole axis: ``W[f, c, kh, kw]``, and images read at ``c // 16`` and ``c % 16``.
+Weights ``W[f, fi, c, ci, kh, kw]`` hold all channels in order, but blocked images hold them in two separate dimensions.
+Algorithms over channels need the whole axis: ``W[f, c, kh, kw]``, and images read at ``c // 16`` and ``c % 16``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from roller.expr.tensor_expr import Axis, TensorExpr
 
 
 def join_digits(expr: TensorExpr) -> TensorExpr | None:
-    """Return ``expr`` with each pair of axes that are blocked channels joined, or ``None`` if there is none.
+    """Return ``expr`` with each pair of blocked-channel axes joined, or ``None`` if there is no such pair.
 
     Examples
     --------

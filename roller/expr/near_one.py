@@ -1,7 +1,7 @@
 """Inputs on which multiplied functions (``exp(x)``, ``x * log(y)``) are near one, found by trial.
 
-Normal numbers around several centres, with several spreads, are tried on a sample of the factors. Among those whose
-products stay within the dtype, the choice whose factors differ most from one is taken.
+Normal numbers around several centres, with several spreads, are tried on a sample of the factors. Among the choices
+whose products stay within the dtype, the one whose factors differ most from one is taken.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from roller.expr.evaluate import terms_at
 from roller.expr.scalar import loads
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Factors per trial, the minimum where each factor takes a reduction, and the points of all factors.
+#: Factors per trial, their minimum number if each factor takes a reduction, and the points of all factors.
 _FACTORS, _LEAST_FACTORS, _MOST_POINTS = 96, 8, 1 << 19
 #: Numbers tried as centres, and spreads around them.
 _CENTRES = (-16.0, -8.0, -4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _SPREADS = (1.0, 2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8)
 #: Bisections of an interval between a centre with factors below one and a centre with factors above one.
 _HALVINGS = 20
-#: Greatest number of inputs with separate centres; more inputs share one.
+#: Maximum number of inputs with separate centres; more inputs share one centre.
 _MOST_APART = 3
-#: Standard deviations between a product and the end of its range.
+#: Number of standard deviations between a product and the end of its range.
 _FROM_LIMIT = 3.0
 #: Elements of the block of random numbers that replaces each input during trials; a prime.
 _PERIOD = 4099
@@ -44,7 +44,7 @@ class Near:
     density: ClassVar[float] = 1.0
 
     def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return numbers around the centre, from standard normal ``values``.
+        """Return numbers around the centre, derived from standard normal ``values``.
 
         Examples
         --------
@@ -57,7 +57,7 @@ class Near:
 
 @functools.lru_cache(maxsize=64)
 def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[str, Near] | None:
-    """Choose the float inputs of functions that a stage multiplies; ``None`` if usual inputs do, or none does.
+    """Choose the float inputs of functions that a stage multiplies; ``None`` if the usual ones, or none, suffice.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[st
 
 
 def _within(logarithms: np.ndarray, count: int, exponents: float) -> bool:
-    """Return whether the product of ``count`` such factors, and that of each side of one, stays in range."""
+    """Return whether the product of ``count`` such factors, and the product on each side of one, stay in range."""
     if not np.all(np.isfinite(logarithms)):
         return False
     sides = (np.maximum(logarithms, 0.0), np.maximum(-logarithms, 0.0))
@@ -153,13 +153,13 @@ def _read_floats(expr: TensorExpr, stage: Stage) -> list[str]:
 
 
 def _points_of_one(expr: TensorExpr, stage: Stage) -> int:
-    """Return roughly the number of points of other stages that one factor depends on."""
+    """Return the approximate number of points in other stages that one factor depends on."""
     before = itertools.takewhile(lambda s: s is not stage, expr.stages)
     return math.prod(math.prod(a.extent for a in s.reduction_axes) for s in before)
 
 
 def _centres(trial: _Trial) -> Iterator[dict[str, float]]:
-    """Yield the centres worth a trial: the listed ones, and those between them where the factors cross one."""
+    """Yield the centres worth a trial: the listed centres, and points between them where the factors cross one."""
     names = trial.floats
     yield from _along(trial, lambda c: dict.fromkeys(names, c))
     if 1 < len(names) <= _MOST_APART:

@@ -1,7 +1,7 @@
 """Sizes of an expression that may grow by zero padding, and the expression with another size.
 
-Axes and dimensions that share an index have one size. It may grow if each of its indices is a bare axis: zero borders
-leave the old results unchanged. A reduction keeps its sum if every new term has a zero factor.
+Axes and dimensions that share an index have the same size. The size may grow if each of its indices is a bare axis:
+zero borders leave the old results unchanged. A reduction keeps its sum if every new term has a zero factor.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def resized(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
 
 
 def of_extent(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
-    """Return the expression with another extent of one of its :func:`growing_sizes`."""
+    """Return the expression with one of its :func:`growing_sizes` set to another extent."""
     axes, dims = set(size.axes), set(size.dims)
 
     def tensor(t: Tensor) -> Tensor:
@@ -86,15 +86,15 @@ def of_extent(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
 
 
 def is_open(expr: TensorExpr, size: Size) -> bool:
-    """Return whether a size is the first dimension of all its tensors, one of them an input, and one axis per stage."""
-    # The position of an element then does not depend on the extent, and no loop nest iterates over it twice.
+    """Return whether a size is the first dimension of its tensors, including an input, and one axis per stage."""
+    # In that case, the position of an element does not depend on the extent, and no loop nest iterates over it twice.
     stages, inputs = [stage for stage, _ in size.axes], {t.name for t in expr.inputs}
     first = all(position == 0 for _, position in size.dims)
     return first and not size.reduced and len(set(stages)) == len(stages) and any(t in inputs for t, _ in size.dims)
 
 
 class _Ties:
-    """Union-find of the nodes that have one size."""
+    """Union-find of the nodes that have the same size."""
 
     def __init__(self) -> None:
         self._above: dict[_Node, _Node] = {}

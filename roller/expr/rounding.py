@@ -1,7 +1,8 @@
 """Enclosures of the values that correct kernels may compute, and the rounding of each dtype.
 
 A correct kernel may keep more digits than its dtype has (fused multiply-add, half precision computed in single) or
-round; enclosures hold both. Subnormal results may be zero, overflow is infinite, unknown results have infinite ends.
+round; enclosures hold both. Subnormal results may be zero, overflow is infinite, and unknown results have infinite
+ends.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _TWICE = 2.0**-22
 
 @dataclass(frozen=True)
 class Enclosed:
-    """Exact values, and bounds of a correct kernel's values, of one shape; ends of a point are ``value`` itself."""
+    """Exact values and bounds on a correct kernel's values, in arrays of one shape; a point's ends are ``value``."""
 
     value: Any
     low: Any
@@ -90,7 +91,7 @@ class Enclosed:
 
 
 def settled(value: Any, low: Any, high: Any) -> Enclosed:
-    """Return an enclosure of ends that may be NaN: unbounded there, unless value and both ends are NaN."""
+    """Return an enclosure from ends that may be NaN: unbounded there, unless value and both ends are NaN."""
     odd = (np.isnan(low) | np.isnan(high)) & ~(np.isnan(low) & np.isnan(high) & np.isnan(value))
     if np.any(odd):
         low, high = np.where(odd, -np.inf, low), np.where(odd, np.inf, high)
@@ -98,7 +99,7 @@ def settled(value: Any, low: Any, high: Any) -> Enclosed:
 
 
 def wider(one: str, other: str) -> str:
-    """Return the dtype that an operation on both is computed in, as TVM promotes operands.
+    """Return the dtype in which an operation on both dtypes is computed, as TVM promotes operands.
 
     Examples
     --------
@@ -113,7 +114,7 @@ def wider(one: str, other: str) -> str:
 
 
 def computed_in(node: Scalar, dtypes: Mapping[str, str]) -> str:
-    """Return the dtype a scalar is computed in."""
+    """Return the dtype in which a scalar is computed."""
     if isinstance(node, Load):
         return dtypes[node.tensor]
     if not isinstance(node, Call):
@@ -122,7 +123,7 @@ def computed_in(node: Scalar, dtypes: Mapping[str, str]) -> str:
 
 
 def dtype_of_call(fn: str, kinds: Sequence[str]) -> str:
-    """Return the dtype a function is computed in, from the dtypes of its operands.
+    """Return the dtype in which a function is computed, given the dtypes of its operands.
 
     Examples
     --------
@@ -142,7 +143,7 @@ def dtype_of_call(fn: str, kinds: Sequence[str]) -> str:
 
 
 def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
-    """Return the bounds of an operation in ``dtype`` whose exact result is ``e``; integers are exact."""
+    """Return the bounds on an operation in ``dtype`` whose exact result is ``e``; integers are exact."""
     if not is_float(dtype):
         return e
     if e.is_point and not ulps:
@@ -159,7 +160,7 @@ def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
 
 
 def narrowed(e: Enclosed, source: str, to: str) -> Enclosed:
-    """Return the bounds of ``e`` after conversion to a narrow float, which always rounds.
+    """Return the bounds on ``e`` after conversion to a narrow float, which always rounds.
 
     Examples
     --------
@@ -184,7 +185,7 @@ def _flushed(low: Any, high: Any, dtype: str) -> tuple[Any, Any]:
 
 
 def _normal(value: Any, dtype: str) -> bool:
-    """Return whether no number of an array may be flushed to zero."""
+    """Return whether no number in an array may be flushed to zero."""
     return bool(np.all((value == 0) | (np.abs(value) >= FLUSHED[dtype]) | np.isnan(value)))
 
 
@@ -202,7 +203,7 @@ def holds(dtype: str, e: Enclosed) -> Any:
 
 
 def ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
-    """Return error over bound of each element: at most 1 inside the enclosure, 0 for the reference itself."""
+    """Return the ratio of error to bound for each element: at most 1 inside the enclosure, 0 for the reference."""
     reference = np.asarray(e.value)
     whole_numbers = np.issubdtype(got.dtype, np.integer) or got.dtype == np.bool_
     if whole_numbers and e.is_point:
@@ -222,6 +223,6 @@ def ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
 
 
 def widest(found: Any) -> np.ndarray:
-    """Return elements in the dtype the reference computes in."""
+    """Return elements in the dtype in which the reference computes."""
     array = np.asarray(found)
     return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)

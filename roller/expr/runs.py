@@ -1,4 +1,4 @@
-"""Runs: how far a grouped axis moves through a tensor with a constant stride.
+"""Runs: how far a grouped axis moves through a tensor at a constant stride.
 
 An axis ``n*ho*wo`` of a grouped form is contiguous within one image and jumps at the next. Code that knows the length
 of a run copies and stores whole vectors between the jumps.
@@ -41,7 +41,7 @@ def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
         return None
     terms = simplified(Index(tuple(t for t in place.terms if t.axis == axis)), {axis: extent}).terms
     # A quotient is constant between multiples of its divisor, and a remainder is affine between multiples of its
-    # modulus, so the address is affine between multiples of their greatest common divisor: of ``a//6 - a//9`` both
+    # modulus, so the address is affine between multiples of their greatest common divisor: in ``a//6 - a//9``, both
     # terms jump.
     jumps = (t.div if t.div > 1 else t.mod for t in terms)
     length = math.gcd(*jumps) or extent
@@ -49,7 +49,7 @@ def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
 
 
 def lane_stride(index: Sequence[Index], shape: Sequence[int], axis: str) -> int | None:
-    """Return the elements between two neighbours along ``axis``, or ``None`` if the distance varies.
+    """Return the distance (elements) between two neighbours along ``axis``, or ``None`` if it varies.
 
     Examples
     --------

@@ -19,7 +19,7 @@ from roller.expr.combiners import COMBINERS
 
 @dataclass(frozen=True)
 class Term:
-    """``coef * ((axis // div) % mod)``; ``mod == 0`` means no modulo, ``div == 1`` no division."""
+    """``coef * ((axis // div) % mod)``; ``mod == 0`` means no modulo, and ``div == 1`` no division."""
 
     axis: str
     coef: int = 1
@@ -50,7 +50,7 @@ class Index:
         return tuple(dict.fromkeys(t.axis for t in self.terms))
 
     def is_axis(self, name: str) -> bool:
-        """Whether the index is exactly the axis ``name``."""
+        """Return whether the index is exactly the axis ``name``."""
         return self.const == 0 and self.terms == (Term(name),)
 
     def is_digits(self, extents: Mapping[str, int]) -> bool:
@@ -76,7 +76,7 @@ class Index:
         return total
 
     def range(self, extents: Mapping[str, int]) -> tuple[int, int]:
-        """Return the smallest and largest value over the box ``0 <= axis < extents[axis]`` (conservative)."""
+        """Return the smallest and largest values over the box ``0 <= axis < extents[axis]`` (conservative)."""
         low = high = self.const
         for t in self.terms:
             top = (extents[t.axis] - 1) // t.div
@@ -111,7 +111,7 @@ class Const:
 
 @dataclass(frozen=True)
 class Load:
-    """One element of ``tensor``, or ``outside`` (the padding value) where a guard fails."""
+    """One element of ``tensor``, or ``outside`` (the padding value) if a guard fails."""
 
     tensor: str
     index: tuple[Index, ...]
@@ -155,7 +155,7 @@ Scalar: TypeAlias = Const | Load | IndexValue | Cast | Call
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    """Return the error function in float64, which NumPy lacks, by ``math.erf``."""
+    """Return the error function in float64, which NumPy lacks, using ``math.erf``."""
     flat = np.asarray(x, dtype=np.float64)
     return np.array([math.erf(v) for v in flat.ravel()], dtype=np.float64).reshape(flat.shape)
 
@@ -167,12 +167,13 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _truncated_quotient(a: Any, b: Any) -> Any:
-    """Return the integer quotient towards zero, as in C, and 0 for division by zero (hardware traps)."""
+    """Return the integer quotient rounded towards zero, as in C, and 0 for division by zero (hardware traps)."""
     a, b = np.asarray(a), np.asarray(b)
     divisor = np.where(b == 0, 1, b)
-    with np.errstate(over="ignore"):  # the least integer divided by -1 wraps around
+    with np.errstate(over="ignore"):  # the smallest integer divided by -1 wraps around
         down = a // divisor
-        # The floor is one too low if signs differ and the remainder is not zero; the least integer has no magnitude.
+        # The floor is one too low if signs differ and the remainder is not zero; the smallest integer has no positive
+        # counterpart.
         up = (down * divisor != a) & ((a < 0) != (divisor < 0))
     return np.where(b == 0, 0, down + up)
 
@@ -281,7 +282,7 @@ def map_indices(node: Scalar, fn: Callable[[Index], Index]) -> Scalar:
 
 
 def instruction_mix(node: Scalar, combiner: str | None) -> dict[str, float]:
-    """Count the instructions of one point by class, with the combiner's step; a product under ``sum`` is one fma.
+    """Count the instructions for one point by class, with the combiner's step; a product under ``sum`` is one fma.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Canonical form: an axis that every access divides by the same number becomes two axes.
 
 Filters of a grouped convolution read ``X[channels * (f // filters) + c]``. Split into a group and a filter within it,
-the sum is a batch of products, which is tiled and priced as any other; element order is unchanged.
+the sum is a batch of products, which is tiled and priced like any other; element order is unchanged.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def split_axes(expr: TensorExpr) -> TensorExpr:
     return expr
 
 
-#: Marks of the names that code generation makes: coordinates within a tile, lanes, digits of an axis.
+#: Markers in the names that code generation creates: coordinates within a tile, lanes, digits of an axis.
 _MARKS = re.compile(r"[.@]|//")
 
 
 def plain_axes(expr: TensorExpr) -> TensorExpr:
-    """Rename axes whose names code generation would make from another axis (``i.inner`` next to ``i``).
+    """Rename axes whose names code generation would derive from another axis (``i.inner`` next to ``i``).
 
     Examples
     --------
@@ -87,7 +87,7 @@ def fresh_axis(name: str, taken: Container[str]) -> str:
 
 
 def _divisor(expr: TensorExpr, axis: Axis) -> int:
-    """Return the one divisor of an axis in all accesses, or 0 if the axis cannot be split by it."""
+    """Return the single divisor of an axis in all accesses, or 0 if the axis cannot be split by it."""
     indices = [i for s in expr.stages for i in (*s.store, *(i for ld in s.loads for i in ld.index))]
     terms = [t for i in indices for t in i.terms if t.axis == axis.name and not t.is_affine]
     found = {t.div for t in terms}
@@ -143,7 +143,7 @@ def _access(load: Load) -> tuple[str, tuple[Index, ...], set[Index]]:
 
 
 def _pitch(index: Index, outer: str, extents: Mapping[str, int], size: int) -> tuple[int, int] | None:
-    """Return the two extents that a dimension of ``size`` elements splits into at an index, or ``None``."""
+    """Return the two extents into which a dimension of ``size`` elements splits at an index, or ``None``."""
     pitch = sum(t.coef for t in index.terms if t.axis == outer)
     rest = [t for t in index.terms if t.axis != outer]
     if pitch < 2 or index.const or any(not t.is_affine or t.coef < 0 for t in rest):
@@ -153,7 +153,7 @@ def _pitch(index: Index, outer: str, extents: Mapping[str, int], size: int) -> t
 
 
 def _reshaped(expr: TensorExpr, stages: tuple[Stage, ...], dims: _Dimensions, outer: str) -> TensorExpr:
-    """Return the expression of ``stages`` with the dimensions split."""
+    """Return the expression made of ``stages`` with the dimensions split."""
 
     def tensor(t: Tensor) -> Tensor:
         shape = tuple(x for d, e in enumerate(t.shape) for x in dims.get((t.name, d), (e,)))

@@ -1,4 +1,4 @@
-"""Change the extents of axes of an expression, with all axes, dimensions and guards that depend on them.
+"""Change the extents of an expression's axes, with all axes, dimensions and guards that depend on them.
 
 An output axis of a convolution determines the image: ``2 * y + k - 1`` reaches two elements further per output. An
 axis whose extent does not determine all others is refused.
@@ -16,7 +16,7 @@ from roller.expr.tensor_expr import REDUCTION, Axis, Stage, Tensor, TensorExpr
 
 #: A stage's axis by name, or a tensor's dimension by position.
 _Node = tuple[str, str | int]
-#: Constants in the terms of a sum that depend on no extent.
+#: Constants in the terms of a sum that do not depend on any extent.
 _NEUTRAL = (0.0, 1.0)
 
 
@@ -27,8 +27,8 @@ class Stretch:
     Parameters
     ----------
     rates
-        Elements by which each axis (stage, name) and dimension (tensor, position) grows per element of ``axis``; absent
-        if it does not grow.
+        Elements by which each axis (stage, name) and dimension (tensor, position) grows per element of ``axis``;
+        entries are absent for axes and dimensions that do not grow.
     """
 
     expr: TensorExpr
@@ -121,7 +121,7 @@ def _accesses(expr: TensorExpr) -> Iterator[tuple[Stage, str, int, Index]]:
 
 
 def _rate(expr: TensorExpr, axis: str, stage: Stage, index: Index, rates: Mapping[_Node, int]) -> int:
-    """Return the elements by which an index reaches further."""
+    """Return the number of elements by which an index reaches further."""
     moving = [t for t in index.terms if (stage.name, t.axis) in rates]
     if any(not t.is_affine or t.coef < 0 for t in moving):
         raise _unclear(expr, axis, f"stage '{stage.name}' divides it, or counts it backwards")

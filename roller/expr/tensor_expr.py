@@ -1,4 +1,4 @@
-"""TensorExpr: a small frozen DAG of stages over named axes, which the stages of one expression share."""
+"""TensorExpr: a small frozen DAG of stages over named axes, which all stages of an expression share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roller.expr.scalar import Index, Load, Scalar, loads
 
 SPATIAL, REDUCTION = "spatial", "reduction"
 
-#: Largest number of elements of a tensor or points of a stage: counts and bytes, padded on every axis, stay below
+#: Maximum number of elements in a tensor or points in a stage: counts and bytes, padded on every axis, stay below
 #: 2**63.
 MOST_POINTS = 2**56
 
@@ -141,9 +141,9 @@ class Stage:
 class TensorExpr:
     """Tensor expression of an operator: frozen, hashable and free of TVM.
 
-    Each stage writes one tensor. Its store index maps the spatial axes to the tensor's dimensions; its body is a scalar
-    tree over loads; an optional combiner reduces over the reduction axes. Axes of one name in several stages are the
-    same coordinate, so fusion and tiling act on all stages at once.
+    Each stage writes one tensor. The store index of a stage maps the spatial axes to the tensor's dimensions; its body
+    is a scalar tree over loads; an optional combiner reduces over the reduction axes. Axes with the same name in
+    several stages are the same coordinate, so fusion and tiling act on all stages at once.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ class TensorExpr:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name: inputs, intermediates, outputs."""
+        """Every tensor by name: inputs, intermediates and outputs."""
         return {t.name: t for t in (*self.inputs, *(s.output for s in self.stages))}
 
     @cached_property
@@ -263,7 +263,7 @@ class TensorExpr:
 
     @cached_property
     def flops(self) -> int:
-        """Floating-point operations of all points; a fused multiply-add counts as two."""
+        """Number of floating-point operations over all points; a fused multiply-add counts as two."""
         from roller.expr.scalar import Call, walk
 
         total = 0
@@ -274,7 +274,7 @@ class TensorExpr:
 
     @cached_property
     def compulsory_bytes(self) -> int:
-        """Bytes of all inputs plus bytes of all outputs, each once."""
+        """Bytes of all inputs plus bytes of all outputs, each counted once."""
         return sum(t.nbytes for t in self.inputs) + sum(t.nbytes for t in self.output_tensors)
 
     @cached_property
@@ -300,5 +300,5 @@ class TensorExpr:
         return expr_text(self)
 
     def __repr__(self) -> str:
-        """Return the same, shortened."""
+        """Return a shortened form of :meth:`__str__`."""
         return one_line("TensorExpr", str(self))

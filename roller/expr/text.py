@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2), "div": ("/", 2)}
 #: Precedence above all infix operators.
 _ATOM = 3
-#: Largest number of characters of an epilogue.
+#: Maximum number of characters in an epilogue.
 _MOST = 48
 
 
@@ -36,7 +36,7 @@ def expr_text(expr: TensorExpr) -> str:
 
 
 def _dtypes(expr: TensorExpr) -> str:
-    """Return the dtypes of inputs and outputs, and the accumulator's if it differs from both."""
+    """Return the dtypes of inputs and outputs, and the accumulator's dtype if it differs from both."""
     read = ", ".join(dict.fromkeys(t.dtype for t in expr.inputs))
     written = ", ".join(dict.fromkeys(t.dtype for t in expr.output_tensors))
     anchor = expr.anchor

@@ -46,7 +46,7 @@ def trimmed_reductions(expr: TensorExpr) -> TensorExpr:
 
 
 def live_span(stage: Stage, axis: Axis) -> tuple[int, int]:
-    """Return the first and the end of the reduction points that add to some output; all points if none do."""
+    """Return the first point and the end of the reduction points that add to some output; all points if none do."""
     if any(not t.is_affine for ld in stage.loads for i in _indices(ld) for t in i.terms if t.axis == axis.name):
         return 0, axis.extent
     first, end = 0, axis.extent
@@ -59,7 +59,7 @@ def live_span(stage: Stage, axis: Axis) -> tuple[int, int]:
 
 
 def adds_nothing_outside(stage: Stage, load: Load) -> bool:
-    """Return whether a point adds nothing to a stage's reduction where a guard of ``load`` fails."""
+    """Return whether a point adds nothing to a stage's reduction if a guard of ``load`` fails."""
     neutral = COMBINERS[stage.combiner or "sum"].neutral
 
     def zero(n: Scalar) -> bool:
@@ -90,7 +90,7 @@ def _span(b: Bound, axis: Axis, extents: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _range(index: Index, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Return bounds of the least and the largest value of an index."""
+    """Return bounds on the smallest and the largest value of an index."""
     ends = [_ends(t, extents[t.axis]) for t in index.terms]
     return index.const + sum(low for low, _ in ends), index.const + sum(high for _, high in ends)
 

@@ -1,4 +1,4 @@
-"""Ready operators, one file each; ``REGISTRY`` maps names to functions and ``ONNX_NAMES`` ONNX types to names."""
+"""Ready operators, one file each; ``REGISTRY`` maps names to functions, and ``ONNX_NAMES`` maps ONNX types to names."""
 
 from roller.ops.blocked import from_blocked, to_blocked
 from roller.ops.conv2d import conv2d

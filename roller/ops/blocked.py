@@ -10,7 +10,7 @@ from roller.expr import Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Ter
 from roller.ops.build import Channel, dimensions, extent, indices, spatial, types
 from roller.ops.registry import operator
 
-#: Largest block: 64 one-byte elements fill a cache line and the widest vector.
+#: Maximum block size: 64 one-byte elements fill a cache line and the widest vector.
 _LARGEST = 64
 _BLOCKED = re.compile(r"NCHW(\d{1,9})c")
 
@@ -113,7 +113,7 @@ def from_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str 
     Parameters
     ----------
     n, c, h, w, block, dtype
-        As for :func:`to_blocked`; ``X`` is ``(n, ceil(c / block), h, w, block)``.
+        See :func:`to_blocked`; ``X`` is ``(n, ceil(c / block), h, w, block)``.
 
     Returns
     -------
@@ -123,7 +123,7 @@ def from_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str 
     Raises
     ------
     ExprError
-        As for :func:`to_blocked`.
+        If an extent is not positive, or the block is not a power of two up to 64.
 
     Examples
     --------

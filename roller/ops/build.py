@@ -34,7 +34,7 @@ from roller.ops.scalars import ALIASES, element_function
 
 @dataclass(frozen=True)
 class Types:
-    """Dtypes of an operator: input storage, arithmetic and accumulation, output storage."""
+    """Dtypes of an operator: input storage, arithmetic and accumulation, and output storage."""
 
     storage: str
     acc: str
@@ -46,11 +46,11 @@ class Types:
         return is_float(self.acc)
 
     def load(self, tensor: str, index: Sequence[Index], guard: tuple[Bound, ...] = (), outside: float = 0.0) -> Scalar:
-        """Load an element and convert it to the arithmetic dtype where that differs."""
+        """Load an element and convert it to the arithmetic dtype if that differs."""
         return self.cast(Load(tensor, tuple(index), guard, outside if guard else 0.0))
 
     def cast(self, value: Scalar) -> Scalar:
-        """Convert a storage value to the arithmetic dtype where that differs."""
+        """Convert a storage value to the arithmetic dtype if that differs."""
         return value if self.storage == self.acc else Cast(self.acc, value)
 
     def require_float(self, where: str) -> None:
@@ -70,7 +70,7 @@ class Types:
         return Const(min(max(int(value), info.min), info.max) if math.isfinite(value) else value, self.acc)
 
     def lowest(self, sign: float) -> float:
-        """Most negative (``sign`` -1) or most positive (+1) value for padding."""
+        """Return the most negative (``sign`` -1) or most positive (+1) value for padding."""
         row = DTYPES[self.storage]
         if row.is_float:
             return sign * (float("inf") if row.has_infinity else row.largest)
@@ -118,7 +118,7 @@ def flag(where: str, argument: str, value: Any) -> bool:
 
 
 def function_names(where: str, argument: str, value: Any) -> tuple[str, ...]:
-    """Return one or several element-wise functions as a tuple of texts, not yet parsed."""
+    """Return one or several element-wise functions as a tuple of unparsed texts."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (tuple, list)):
         raise ExprError(f"{where}: argument '{argument}': expected the name of a function or several, "
@@ -130,7 +130,7 @@ def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
     """Return ``value`` as an int of at least ``low``, or raise an ExprError with the argument's name."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise ExprError(f"{where}: argument '{argument}': expected an integer of at least {low}, got {shown(value)}.")
-    if value > MOST_POINTS:  # no tensor has as many elements, and Python prints no number of thousands of digits
+    if value > MOST_POINTS:  # no tensor has as many elements, and Python does not print very long numbers
         raise ExprError(f"{where}: argument '{argument}': expected at most {MOST_POINTS}, got {shown(value)}. "
                         "Use a smaller number.")  # fmt: skip
     return int(value)
@@ -141,7 +141,7 @@ def number(where: str, argument: str, value: Any, low: float = 0.0) -> float:
     try:
         real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         out = float(value) if real else math.nan
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer that no float can represent
         out = math.inf
     if not low <= out < math.inf:
         raise ExprError(f"{where}: argument '{argument}': expected a number of at least {low:g}, got {shown(value)}.")
@@ -198,7 +198,7 @@ def indices(axes: Sequence[Axis | str]) -> tuple[Index, ...]:
 
 
 def rows_of(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Return ``axes``, or for a scalar one axis of extent 1: every stage needs a spatial axis to tile."""
+    """Return ``axes`` or, for a scalar, one axis of extent 1: every stage needs a spatial axis to tile."""
     return axes or (Axis("one", 1, SPATIAL),)
 
 
@@ -292,7 +292,7 @@ def _compose(
         args = [operand(base, shape, store)] if function.tensors == 2 else []
         value = function.build(t.const, value, *args, *parameters)
     if epilogue and isinstance(channel, Channel) and channel.has_tail:
-        # As floats: readers take comparisons of indices for guards of loads, and an epilogue must have none.
+        # As floats: readers interpret comparisons of indices as load guards, and an epilogue must have none.
         position = Cast("float32", IndexValue(channel.index))
         inside = Call("lt", (position, Const(float(channel.extent), "float32")))
         value = Call("select", (inside, value, t.const(0)))

@@ -50,15 +50,15 @@ def conv2d(
         Channel groups; divides ``c`` and ``f``.
     layout
         ``"NCHW"``, ``"NHWC"``, or ``"NCHW<b>c"`` (``"NCHW16c"``; b a power of two up to 64) for ``X`` and the output.
-        In blocks ``X`` is ``(n, ceil(c / b), h, w, b)``, and ``Y`` has the same form
-        with ``f``. Elements of the last block beyond ``c`` must be finite and are ignored; those of ``Y`` beyond
-        ``f`` are zero, after any epilogue too. Blocked groups must be whole blocks (b divides ``c / groups`` and
-        ``f / groups``), or whole groups must fill a block (equal channels in and out, dividing b).
+        In blocked layouts, ``X`` is ``(n, ceil(c / b), h, w, b)``, and ``Y`` has the same form with ``f``. Elements of
+        the last block beyond ``c`` must be finite and are ignored; elements of ``Y`` beyond ``f`` are zero, even after
+        an epilogue. Blocked groups must be whole blocks (b divides ``c / groups`` and ``f / groups``), or whole groups
+        must fill a block (equal channels in and out, dividing b).
     kernel_layout
         Layout of ``W``: ``"OIHW"`` is ``(f, c / groups, kh, kw)``; ``"OHWI"`` and ``"HWIO"`` are common with NHWC
         images (PyTorch's channels last; TensorFlow and JAX). Any combination of layouts is valid.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``f``.
+        See :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``f``.
 
     Returns
     -------
@@ -69,15 +69,15 @@ def conv2d(
     Raises
     ------
     ExprError
-        If an argument is not positive, the kernel exceeds the padded input, groups do not divide, or the layout is
-        unknown or its blocks cut through groups.
+        If an argument is not positive, the kernel exceeds the padded input, groups do not divide the channels, or the
+        layout is unknown or its blocks cut through groups.
 
     Notes
     -----
     Blocked convolutions take plain weights, which are packed anyway: pass them as ``constants`` to pack them once.
-    Packing in every call costs more than the layout gains on small images (7x7 with 512 channels: 1.3 ms
-    become 5 ms on one Zen 5 core). Winograd's algorithm (3x3, stride 1) is faster than direct sums and is available
-    only in the plain layouts.
+    Packing in every call costs more than the layout gains on small images (for 7x7 with 512 channels, the time rises
+    from 1.3 ms to 5 ms on one Zen 5 core). Winograd's algorithm (3x3, stride 1) is faster than direct sums and is
+    available only in the plain layouts.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def conv2d(
 
 
 def _blocked_source(where: str, source: Blocks, out: Blocks, groups: int) -> tuple[Index, Index, int, int]:
-    """Return block index and position index of ``X``'s channels, and the extents of axes ``co`` and ``ci``."""
+    """Return the block index and position index of ``X``'s channels, and the extents of axes ``co`` and ``ci``."""
     b, cg, fg = source.size, source.channels // groups, out.channels // groups
     if groups == 1:  # a partly filled block is read only up to its channels
         return axis_index("co"), axis_index("ci"), source.count, min(b, cg)

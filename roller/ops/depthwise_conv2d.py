@@ -40,16 +40,16 @@ def depthwise_conv2d(
     n, c, h, w, kh, kw
         Batch, input channels, height, width, kernel height and width.
     stride, padding, dilation
-        As for :func:`roller.ops.conv2d`.
+        See :func:`roller.ops.conv2d`.
     multiplier
         Output channels per input channel: output ``c`` reads channel ``c // multiplier``.
     layout
-        ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`; a multiplier must divide b.
+        ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"`` (see :func:`roller.ops.conv2d`); a multiplier must divide b.
     kernel_layout
         Layout of ``W``: ``"OIHW"``, ``"OHWI"`` ``(c * multiplier, kh, kw, 1)`` or ``"HWIO"``
         ``(kh, kw, 1, c * multiplier)``.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
+        See :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
 
     Returns
     -------

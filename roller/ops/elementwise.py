@@ -39,7 +39,7 @@ def elementwise(
     shape
         Shape of ``X`` (elements).
     other_shapes
-        Shapes of the further operands in order, broadcast as NumPy does; missing ones have ``shape``.
+        Shapes of the further operands in order, broadcast as in NumPy; operands without an entry have ``shape``.
     dtype, acc_dtype, out_dtype
         Storage, arithmetic and output dtype.
     epilogue

@@ -1,4 +1,4 @@
-"""Layer and root-mean-square normalisation over the last dimension."""
+"""Layer and root-mean-square normalization over the last dimension."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def layer_norm(
     shape
         Shape of ``X`` (elements); ``gamma`` and ``beta`` have its last extent.
     eps
-        Added to the (population) variance.
+        Constant added to the (population) variance.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`.
+        See :func:`roller.ops.matmul`.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def layer_norm(
     Raises
     ------
     ExprError
-        Where the shape is empty, ``eps`` is negative or the dtype is an integer.
+        If the shape is empty, ``eps`` is negative or the dtype is an integer.
 
     Examples
     --------
@@ -74,9 +74,9 @@ def rms_norm(
     shape
         Shape of ``X`` (elements); ``gamma`` has its last extent.
     eps
-        Added to the mean square.
+        Constant added to the mean square.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`.
+        See :func:`roller.ops.matmul`.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def rms_norm(
     Raises
     ------
     ExprError
-        Where the shape is empty, ``eps`` is negative or the dtype is an integer.
+        If the shape is empty, ``eps`` is negative or the dtype is an integer.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def moments(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
 
 
 def standardised(rows: Rows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
-    """Return stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the row's factor."""
+    """Return the stages, ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the row's factor."""
     stages, mean, variance = moments(rows)
     factor = Call("rsqrt", (Call("add", (variance, rows.t.const(epsilon))),))
     return stages, Call("mul", (Call("sub", (rows.here, mean)), factor)), mean, factor

@@ -1,4 +1,4 @@
-"""Parses operators from text, such as ``conv2d(n=8, c=64, ...)``; bare names are text, nothing is evaluated."""
+"""Parses operators from text, such as ``conv2d(n=8, c=64, ...)``; bare names are text, and nothing is evaluated."""
 
 from __future__ import annotations
 

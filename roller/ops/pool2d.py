@@ -44,14 +44,14 @@ def pool2d(
     n, c, h, w, kh, kw
         Batch, channels, height, width, window height and width.
     stride, padding
-        As for :func:`roller.ops.conv2d`; no window may lie wholly in the padding.
+        See :func:`roller.ops.conv2d`; no window may lie wholly in the padding.
     count_include_pad
         Whether an average divides by ``kh * kw`` (also at the border) or by the elements inside.
     layout
-        ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`. Elements of the last block beyond
-        ``c`` are pooled like the others, so that zeros stay zeros; an epilogue writes zeros there.
+        ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"`` (see :func:`roller.ops.conv2d`). Elements of the last block beyond
+        ``c`` are pooled like the others, so zeros stay zeros; an epilogue writes zeros there.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
+        See :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
 
     Returns
     -------

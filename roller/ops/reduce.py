@@ -46,13 +46,13 @@ def reduce(
     keepdims
         Whether reduced dimensions remain, with extent 1.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`; ``argmax`` stores ``out_dtype`` (int64 unless int32).
+        See :func:`roller.ops.matmul`; ``argmax`` stores ``out_dtype`` (int64 unless int32).
 
     Returns
     -------
     TensorExpr
-        Axes ``d0 d1 ...``, spatial ones first; a mean is a sum and a fused multiplication; ``argmax`` a
-        maximum and the smallest position that attains it, or the first NaN, as in NumPy.
+        Axes ``d0 d1 ...``, spatial ones first; a mean is a sum and a fused multiplication; ``argmax`` is a maximum and
+        the smallest position that attains it, or the position of the first NaN, as in NumPy.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def _check_positions(where: str, dtype: str, count: int) -> None:
 def extreme_and_position(
     rows: Rows, y: Tensor, *, largest: bool = True, last: bool = False, part: str = "extreme"
 ) -> tuple[Stage, Stage]:
-    """Return two reductions: the extreme of each row, and its first (or ``last``) position."""
+    """Return two reductions: the extremum of each row, and its first (or ``last``) position."""
     # Two plain reductions need no tuple combiner; eq is exact, both sides are the same stored element. NaN is the
     # extreme, as in NumPy, but equals nothing: isnan finds its position.
     extreme = rows.reduction(part, rows.element, "max" if largest else "min")

@@ -18,7 +18,7 @@ ONNX_NAMES: dict[str, str] = {}
 
 
 def operator(*onnx: str) -> Callable[[_F], _F]:
-    """Register the decorated function under its own name; ``onnx`` lists the ONNX types it computes."""
+    """Register the decorated function under its own name; ``onnx`` lists the ONNX types that it computes."""
 
     def register(function: _F) -> _F:
         name = function.__name__

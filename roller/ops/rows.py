@@ -76,7 +76,7 @@ class Rows:
 
     @property
     def here(self) -> Scalar:
-        """The tensor's element at such a point."""
+        """The tensor's element at that point."""
         return self.t.load(self.x.name, self.point)
 
     def reduction(self, part: str, body: Scalar, combiner: str = "sum") -> Stage:

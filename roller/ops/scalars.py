@@ -13,7 +13,7 @@ _Build = Callable[..., Scalar]
 
 
 class ElementFunction(NamedTuple):
-    """A named function: number of tensors and of literal parameters, tree builder, float requirement."""
+    """A named function: number of tensors and of literal parameters, tree builder, and float requirement."""
 
     tensors: int
     parameters: int
@@ -67,7 +67,7 @@ def _softplus(c: Callable[[float], Const], x: Scalar) -> Scalar:
 
 
 def _elu(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    """Return ``x`` or ``exp(x) - 1``; the exponential is taken only of the negative part and cannot overflow."""
+    """Return ``x`` or ``exp(x) - 1``; only the negative part is exponentiated, so the result cannot overflow."""
     low = _call("sub", _call("exp", _call("min", x, c(0))), c(1))
     return _call("add", _call("max", x, c(0)), low)
 

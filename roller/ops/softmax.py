@@ -31,7 +31,7 @@ def softmax(
     axis
         The dimension that sums to one; negative values count from the end.
     dtype, acc_dtype, out_dtype, epilogue
-        As for :func:`roller.ops.matmul`.
+        See :func:`roller.ops.matmul`.
 
     Returns
     -------

@@ -66,12 +66,12 @@ class _Row:
 
     @property
     def dtypes(self) -> dict[str, Any]:
-        """Dtypes of a sum of products: storage and, where given, accumulator and output."""
+        """Dtypes of a sum of products: storage and, if given, accumulator and output."""
         return {"dtype": self.dtype, "acc_dtype": self.row.get("acc_dtype"), "out_dtype": self.row.get("out_dtype")}
 
     @property
     def layouts(self) -> dict[str, Any]:
-        """``layout`` and ``kernel_layout`` where the row has them."""
+        """``layout`` and ``kernel_layout`` if the row has them."""
         return {k: self.row[k] for k in ("layout", "kernel_layout") if k in self.row}
 
     @property

@@ -1,7 +1,7 @@
 """Expected errors of predictions: the validated errors of a device, by the bottleneck of an estimate.
 
-The error of predicted seconds includes all errors of spec and model; the ratio of two candidates of one expression
-only errors that differ between them. Ratios decide which candidates are worth timing.
+The error of predicted seconds includes all errors of spec and model; the error of the ratio of two candidates for one
+expression includes only errors that differ between them. Ratios decide which candidates are worth timing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False, me
     >>> prediction_error(spec, "dram")
     0.05
     """
-    # The kernels that validated the errors of bottleneck classes used no matrix unit, so matrix programs have an error
-    # of their own. Each unconfirmed mechanism (:func:`unconfirmed_mechanisms`) adds an independent error.
+    # The kernels that validated the errors of bottleneck classes used no matrix unit, so matrix programs have a
+    # separate error. Each unconfirmed mechanism (:func:`unconfirmed_mechanisms`) adds an independent error.
     own = None if matrix else getattr(spec.accuracy, error_field(bottleneck))
     confirmed = own if own is not None else _field(spec, "matrix_error" if matrix else "prediction_error")
     if not mechanisms:
@@ -60,7 +60,7 @@ def error_field(bottleneck: str) -> str:
 
 
 def unconfirmed_mechanisms(batch: TileBatch, spec: DeviceSpec) -> tuple[str, ...]:
-    """Return the mechanisms of a batch that no kernel used in validating GPU specifications."""
+    """Return the mechanisms of a batch that no kernel used when GPU specifications were validated."""
     # The published kernels have none of these pipelines, sliding windows or Winograd transforms. Pipelines of matrix
     # units are compared in benchmarks.model_devices, and CPUs are validated with random programs.
     if not spec.traits.blocks:
@@ -74,12 +74,12 @@ def unconfirmed_mechanisms(batch: TileBatch, spec: DeviceSpec) -> tuple[str, ...
 
 
 def ranking_error(spec: DeviceSpec, same_kernel: bool = False) -> float:
-    """Return the expected relative error (one sigma) of the predicted ratio of two candidates of one expression."""
+    """Return the expected relative error (one sigma) of the predicted ratio of two candidates for one expression."""
     return _field(spec, "same_kernel_error" if same_kernel else "ranking_error")
 
 
 def kernel_family(program: RProgram) -> tuple[Any, ...]:
-    """Return the key of programs with one kernel: form, structure, register tile, vectors, staging.
+    """Return the key shared by programs with one kernel: form, structure, register tile, vectors and staging.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def kernel_family(program: RProgram) -> tuple[Any, ...]:
 
 
 def kernel_form(family: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the key of kernel families that differ only in their register tile or its vector axis.
+    """Return the key shared by kernel families that differ only in their register tile or its vector axis.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def kernel_form(family: tuple[Any, ...]) -> tuple[Any, ...]:
     True
     """
     # The model predicts register reuse best. Kernels with further work (Winograd transforms, passes over rows) have
-    # errors that depend on the tile, so each family is a form of its own.
+    # errors that depend on the tile, so each family is a separate form.
     names, structure, *_ = family
     return (names, structure) if structure_named(structure).reuses else family
 

@@ -21,14 +21,14 @@ from roller.tile.structures import Structure, structure_named
 
 @dataclass(frozen=True)
 class TileBatch:
-    """Programs as arrays; fields without an array type are common to the batch and have their meaning in RProgram.
+    """Programs as arrays; fields without an array type are shared by the batch, as in RProgram.
 
     Parameters
     ----------
     register, block
         Tiles ``(N, axes)``; ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU).
     split_k, stages, raster
-        ``(N,)``, or one value for all programs (not ``split_k``).
+        ``(N,)``, or one value for all programs (except ``split_k``).
     panel
         The L1 tile of a CPU ``(N, axes)``; ``None`` on a GPU.
     warm
@@ -72,7 +72,7 @@ class TileBatch:
         return replace(self, vectors=None)
 
     def varied(self, stages: int | Sequence[int], raster: int | Sequence[int] = 1) -> TileBatch:
-        """Return the programs with each choice of stages and rasters in turn; a single choice goes with all."""
+        """Return the programs with each choice of stages and rasters in turn; a single choice applies to all."""
         times, n = max(np.size(stages), np.size(raster)), len(self)
         return self.chosen(np.tile(np.arange(n), times), _each(stages, n), _each(raster, n))
 
@@ -102,7 +102,7 @@ class TileBatch:
         return found
 
     def _kept(self, spec: DeviceSpec, key: Any) -> tuple[NDArray[Any], ...] | None:
-        """Return arrays computed for these programs or for the batch they were taken from, or ``None``."""
+        """Return arrays computed for these programs or for the batch from which they were taken, or ``None``."""
         own: tuple[DeviceSpec, tuple[NDArray[Any], ...]] | None = self._memo.get(key)
         if own is not None and own[0] is spec:
             return own[1]
@@ -159,7 +159,7 @@ class TileBatch:
 
     @cached_property
     def thread_axes(self) -> NDArray[np.bool_]:
-        """Mask of the axes over which threads are spread: spatial ones, and reductions in ``rows``."""
+        """Mask of the axes over which threads are spread: spatial axes, and reductions in ``rows``."""
         spatial = self.geometry.spatial
         return np.ones_like(spatial) if self.traits.spreads_reductions else spatial
 
@@ -178,7 +178,7 @@ class TileBatch:
 
     @cached_property
     def running_steps(self) -> int | Ints:
-        """Reduction steps whose products are still running when the next step starts."""
+        """Number of reduction steps whose products are still running when the next step starts."""
         f = self.fragment
         if f is None:
             return 0
@@ -188,7 +188,7 @@ class TileBatch:
 
     @property
     def steps_ahead(self) -> int | Ints:
-        """Reduction steps whose tiles are being copied while one is computed."""
+        """Number of reduction steps whose tiles are being copied while one step is computed."""
         return self.stages - 1 - self.running_steps
 
     @cached_property
@@ -198,7 +198,7 @@ class TileBatch:
 
     @cached_property
     def blocks(self) -> Ints:
-        """Blocks of the launch including split-K parts, ``(N,)``."""
+        """Number of blocks in the launch, including split-K parts, ``(N,)``."""
         return product(self.counts, self._spatial) * self.split_k
 
     @cached_property
@@ -213,12 +213,12 @@ class TileBatch:
 
     @cached_property
     def register_outputs(self) -> Ints:
-        """Accumulators of one thread or micro-kernel, ``(N,)``."""
+        """Number of accumulators per thread or micro-kernel, ``(N,)``."""
         return product(self.register, self._spatial)
 
     @cached_property
     def register_points(self) -> Ints:
-        """Reduction points unrolled in registers, ``(N,)``."""
+        """Number of reduction points unrolled in registers, ``(N,)``."""
         return product(self.register, self._reduced)
 
     @cached_property
@@ -226,7 +226,7 @@ class TileBatch:
         return {}
 
     def register_elements(self, access: Access) -> Ints:
-        """Return the elements of the data tile of a register tile, ``(N,)``."""
+        """Return the number of elements in the data tile of a register tile, ``(N,)``."""
         key = ("register", id(access))
         if key not in self._memo:
             self._memo[key] = access.elements(self.register)
@@ -234,7 +234,7 @@ class TileBatch:
         return found
 
     def block_elements(self, access: Access) -> Ints:
-        """Return the elements of the data tile of a block tile, ``(N,)``."""
+        """Return the number of elements in the data tile of a block tile, ``(N,)``."""
         key = ("block", id(access))
         if key not in self._memo:
             self._memo[key] = access.elements(self.block)
@@ -242,7 +242,7 @@ class TileBatch:
         return found
 
     def lanes(self, width: int) -> Ints:
-        """Return the lanes of one TEU per axis ``(N, axes)``: reductions first, then contiguous output axes."""
+        """Return the number of lanes per TEU and axis ``(N, axes)``: reductions first, then contiguous output axes."""
         if width not in self._memo:
             self._memo[width] = self._lanes(width)
         found: Ints = self._memo[width]
@@ -264,7 +264,7 @@ def _each(values: int | Sequence[int], programs: int) -> int | Ints:
 
 
 def batch_of(programs: Sequence[RProgram]) -> TileBatch:
-    """Return programs of one expression, structure and vector axis, all pipelined or none, as a batch."""
+    """Return, as a batch, programs of one expression, structure and vector axis that are all pipelined or all not."""
     first = programs[0]
     g = Geometry.of(first.expr)
     layers = len(first.tiles)

@@ -83,7 +83,7 @@ class Estimate:
             raise ArtifactError(f"estimate: expected a serialised Estimate, got {err!r}. The file is damaged.") from err
 
     def __repr__(self) -> str:
-        """Return the same, shortened."""
+        """Return a shortened form of :meth:`__str__`."""
         return one_line("Estimate", str(self))
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""The time of alternating phases that several customers pass through: how far the shorter phases are hidden."""
+"""The time of alternating phases through which several customers pass: how far the shorter phases are hidden."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller.tile.geometry import Floats, Ints
 
 
 def overlapped(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | float) -> Floats:
-    """Return the time of two alternating phases of ``blocks`` co-resident blocks, each phase serving one at a time.
+    """Return the time of two alternating phases of ``blocks`` co-resident blocks; each phase serves one at a time.
 
     Examples
     --------

@@ -83,12 +83,12 @@ def field_step(
 
 
 def elasticity(step: FieldStep, price: Pricer, base: Floats) -> Floats:
-    """Return the change of ``ln`` seconds per change of ``ln`` field, per program."""
+    """Return the change in ``ln`` seconds per change in ``ln`` field, for each program."""
     return slope([(0.0, base), *((math.log(other / step.value), price(spec)) for other, spec in step.sides)])
 
 
 def slope(points: Iterable[tuple[float, Floats | Sequence[float]]]) -> Floats:
-    """Return rise over width between the first and the last finite value of each column, or 0 without a width."""
+    """Return rise over width between the first and the last finite value of each column, or 0 if the width is 0."""
     ordered = sorted(points, key=lambda p: p[0])
     x, y = np.array([p[0] for p in ordered]), np.stack([p[1] for p in ordered])
     fits = np.isfinite(y)

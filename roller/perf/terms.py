@@ -1,6 +1,7 @@
 """Terms: a predicted time as a tree of the model's numbers, each with the rule that computed it from its parts.
 
-Applying the rules to the leaves reproduces the predicted seconds exactly (double precision, parts left to right).
+Applying the rules to the leaves reproduces the predicted seconds exactly (in double precision, with parts from left to
+right).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Reader:
         self.row, self.wave = row, wave
 
     def number(self, value: Any) -> float:
-        """Return this program's number in an array of shape ``()``, ``(N,)`` or ``(waves, N)``."""
+        """Return this program's number from an array of shape ``()``, ``(N,)`` or ``(waves, N)``."""
         array = np.asarray(value)
         if array.ndim == 2:
             return float(array[self.wave if self.wave is not None else 0, self.row])

@@ -1,4 +1,4 @@
-"""Notes on a device's matrix unit: dtypes it does not support, and instructions that the price does not count on.
+"""Notes on a device's matrix unit: dtypes it does not support, and instructions that the price does not assume.
 
 A product that no matrix instruction supports is priced on the arithmetic pipes, which may take ten times as long.
 """

@@ -1,1 +1,1 @@
-"""TVM tensor expressions: emission of scalar trees as TVM expressions, and the reader of TVM expressions."""
+"""TVM tensor expressions: emitting scalar trees as TVM expressions, and reading TVM expressions."""

@@ -16,12 +16,12 @@ from roller.te.compat import TensorLoad, analyzer, dtype_of, substitute, tirx
 
 #: Number of alternatives above which further conditions are ignored.
 _MOST_CASES = 32
-#: Least and greatest integers of the dtypes that an index may overflow.
+#: Smallest and largest integers of the dtypes that an index may overflow.
 _RANGES = {"bool": (0, 1), "int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1)}
 
 
 class NotAffineError(Exception):
-    """Internal: the expression is no quasi-affine index; the message is the reason."""
+    """Internal: the expression is not a quasi-affine index; the message gives the reason."""
 
 
 class AxisSpace:
@@ -147,7 +147,7 @@ def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
 
 
 def negated(bounds: list[HalfBound]) -> list[HalfBound]:
-    """Return the bound that holds where a single one-sided bound fails; none for other lists."""
+    """Return the bound that holds if a single one-sided bound fails, or none for other lists."""
     if len(bounds) != 1:
         return []
     b = bounds[0]
@@ -157,9 +157,9 @@ def negated(bounds: list[HalfBound]) -> list[HalfBound]:
 
 
 def implied(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
-    """Return the bounds implied by a condition that holds, or that fails; none if it is no bound."""
-    # A conjunction implies the bounds of both parts, a disjunction the hull of both; the reverse if the condition
-    # fails.
+    """Return the bounds implied by a condition that holds or fails, or none if the condition is not a bound."""
+    # A conjunction implies the bounds of both parts, a disjunction the hull of both; if the condition fails, the
+    # reverse applies.
     if isinstance(e, tirx.Not):
         return implied(space, e.a, not holds)
     if isinstance(e, (tirx.And, tirx.Or)):
@@ -175,7 +175,7 @@ def implied(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
 
 
 def cases(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
-    """Return alternatives of which one is true where a condition holds, or where it fails."""
+    """Return alternatives, one of which is true if a condition holds, or if it fails."""
     if isinstance(e, tirx.Not):
         return cases(space, e.a, not holds)
     if isinstance(e, (tirx.And, tirx.Or)):
@@ -193,7 +193,7 @@ def cases(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
 
 
 def both(a: list[list[HalfBound]], b: list[list[HalfBound]]) -> list[list[HalfBound]]:
-    """Return the alternatives of two conditions combined, or those of the first if there are too many."""
+    """Return the combined alternatives of two conditions, or only the first condition's if there are too many."""
     return [[*x, *y] for x in a for y in b] if len(a) * len(b) <= _MOST_CASES else a
 
 
@@ -216,7 +216,7 @@ def _joint(bounds: list[HalfBound]) -> tuple[int | None, int | None]:
 
 
 def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor, extents: Mapping[str, int]) -> Load:
-    """Attach ``bounds`` to a load in normal form: on its own indices, within its tensor, only where needed."""
+    """Attach ``bounds`` to a load in normal form: on the load's own indices, within its tensor, if needed."""
     # A side that a condition leaves open is closed by the bound of the tensor, which the access cannot cross there.
     limits: dict[Index, tuple[int, int]] = {b.index: (b.low, b.high) for b in load.guard}
     for b in bounds:
@@ -241,7 +241,7 @@ def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor,
 
 
 def _onto(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
-    """Rewrite a bound for an index of the load that is a multiple of the bounded index plus a constant, if any."""
+    """Rewrite a bound for a load index that is a multiple of the bounded index plus a constant, if there is one."""
     wanted = {(t.axis, t.div, t.mod): t.coef for t in b.index.terms}
     for index in load.index:
         have = {(t.axis, t.div, t.mod): t.coef for t in index.terms}

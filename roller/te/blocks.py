@@ -1,4 +1,4 @@
-"""The blocks of an unscheduled PrimFunc: iteration variables, stored value, combiner."""
+"""The blocks of an unscheduled PrimFunc: iteration variables, stored value, and combiner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Block:
 
 
 def tensor_of(buffer: Any, name: str) -> Tensor:
-    """Return the tensor that a buffer declares; raise for symbolic shapes and non-contiguous memory."""
+    """Return the tensor that a buffer declares; raise an error for symbolic shapes and non-contiguous memory."""
     if not is_buffer_var(buffer):
         raise ExprError(f"parameter '{name}': expected a buffer, got a scalar. Give it a value before compiling.")
     start = buffer.elem_offset
@@ -41,7 +41,7 @@ def tensor_of(buffer: Any, name: str) -> Tensor:
 
 
 def constant_extent(value: Any, where: str) -> int:
-    """Return an extent as an int, or raise an ExprError for a symbolic one."""
+    """Return an extent as an int, or raise an ExprError if it is symbolic."""
     if isinstance(value, int):
         return value
     if isinstance(value, tirx.IntImm):
@@ -68,7 +68,7 @@ def read_blocks(func: Any) -> list[Block]:
 
 
 def check_reduction(body: Any, where: str) -> None:
-    """Raise for a condition or an initial value of a reduction, which ``te.create_prim_func`` drops silently."""
+    """Raise if a reduction has a condition or an initial value, which ``te.create_prim_func`` silently drops."""
     if not isinstance(body, tirx.Reduce):
         return
     if not _is_true(body.condition):
@@ -116,7 +116,7 @@ def _block(statement: Any) -> Block:
 
 
 def _check_loops(loops: list[Any], axes: Any, values: Any, where: str) -> None:
-    """Raise unless the loops give every axis each of its values once: the reader uses the axes, not the loops."""
+    """Raise unless the loops give every axis each of its values exactly once: the reader uses axes, not loops."""
     whole = {}
     for loop in loops:
         plain = loop.kind == tirx.ForKind.SERIAL and loop.thread_binding is None
@@ -164,7 +164,7 @@ def _read(block: Any, where: str) -> Block:
 
 
 def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
-    """Recognise ``out = out (+ * max min) value`` and check its initial value."""
+    """Recognize ``out = out (+ * max min) value`` and check its initial value."""
 
     def is_self(e: Any) -> bool:
         return isinstance(e, TensorLoad) and e.source.same_as(store.buffer)
@@ -183,7 +183,7 @@ def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
 
 
 def subexpressions(e: Any, enter: Callable[[Any], bool] = lambda e: True) -> Iterator[Any]:
-    """Yield ``e`` and the expressions below it, parents first, but not indices of loads and rejected nodes."""
+    """Yield ``e`` and the expressions below it, parents first, but neither load indices nor rejected nodes."""
     fields = ("a", "b", "value", "body", "condition", "true_value", "false_value")
     left = [e]
     while left:
@@ -204,7 +204,7 @@ def _check_start(name: str, init: Any, where: str) -> None:
     neutral = COMBINERS[name].neutral
     if dtype == "bool":
         neutral = min(max(neutral, 0.0), 1.0)
-    elif COMBINERS[name].selects:  # the least or greatest value of its dtype
+    elif COMBINERS[name].selects:  # the smallest or largest value of its dtype
         limit = tirx.min_value(dtype) if neutral < 0 else tirx.max_value(dtype)
         neutral = float(limit.value)
         start = max(min(start, abs(neutral)), -abs(neutral))  # an infinity is as neutral as the largest number

@@ -1,4 +1,4 @@
-"""Combiners in TVM: one step, and the node by which a TVM reduction is recognised."""
+"""Combiners in TVM: the expression of one step, and the node that identifies a TVM reduction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _extremum(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) ->
 MAX = of_truth(_extremum(tirx.Max, tirx.max, -math.inf), lambda a, b: a | b)
 MIN = of_truth(_extremum(tirx.Min, tirx.min, math.inf), lambda a, b: a & b)
 
-#: By the name of the combiner.
+#: Keyed by the name of the combiner.
 TVM_COMBINERS = {
     "sum": TvmCombiner(tirx.Add, lambda x, y: x + y),
     "prod": TvmCombiner(tirx.Mul, lambda x, y: x * y),

@@ -30,7 +30,7 @@ __all__ = [
 
 
 def analyzer(extents: Sequence[tuple[Any, int]]) -> Any:
-    """Return an arithmetic analyzer with ``0 <= var < extent`` of every pair."""
+    """Return an arithmetic analyzer with ``0 <= var < extent`` for every pair."""
     known = sym.Analyzer()
     for var, extent in extents:
         known.bind(var, tvm.ir.Range(0, extent))
@@ -38,7 +38,7 @@ def analyzer(extents: Sequence[tuple[Any, int]]) -> Any:
 
 
 class _Callbacks:
-    """Traversal callbacks that never raise; the first exception is stored, and later nodes stay as they are."""
+    """Traversal callbacks that never raise; the first exception is stored, and later nodes remain unchanged."""
 
     # TVM's traversals do not unwind: an exception within one corrupts the heap.
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ def dtype_of(expr: Any) -> str:
 
 
 def default_pipeline(target: Any) -> Any:
-    """Return TVM's ``(pipeline, finalize_host, finalize_device)`` of a target."""
+    """Return TVM's ``(pipeline, finalize_host, finalize_device)`` for a target."""
     return tvm.tirx.get_default_tir_pipeline(target)
 
 
@@ -129,7 +129,7 @@ def llvm_features(target: Any) -> list[str]:
 
 
 def pure_operator(name: str, lowerings: Mapping[str, Callable[[Any], Any]]) -> Any:
-    """Register and return an operator without side effects, which loops may vectorise."""
+    """Register and return an operator without side effects, which loops may vectorize."""
     # The registration is global to the process: TVM has no operator that is local to a module.
     pure = 1  # CallEffectKind::kPure
     tvm.ir.op._ffi_api.RegisterOp(name, "arithmetic that is not simplified")

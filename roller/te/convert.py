@@ -36,7 +36,7 @@ from roller.te.opaque_floats import opaque_value, transparent_value
 
 Env = Mapping[Any, Any]
 
-#: Number of nodes of a stage's body above which inlining producers is refused.
+#: Maximum number of nodes in a stage's body; inlining that would exceed it is refused.
 _MAX_NODES = 20_000
 
 _BINARY = (
@@ -71,7 +71,7 @@ class Converter:
     blocks
         Blocks by the buffer they write.
     extremum
-        The stage's combiner if it is ``max`` or ``min``: the extreme finite padding value then acts as an infinity.
+        The stage's combiner if it is ``max`` or ``min``; the extreme finite padding value then acts as an infinity.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Converter:
         return transform(self.scalar(e, {}), leaf)
 
     def scalar(self, e: Any, env: Env) -> Scalar:
-        """Return ``e`` with ``env`` substituted as a scalar tree."""
+        """Return ``e``, with ``env`` substituted, as a scalar tree."""
         self._nodes += 1
         if self._nodes > _MAX_NODES:
             raise ExprError(
@@ -160,7 +160,7 @@ class Converter:
         return Cast(to, self.scalar(inner, env))
 
     def _position(self, e: Any, env: Env, dtype: str) -> Scalar:
-        """Return integer arithmetic of axes as the value of an index, or node by node if it is no index."""
+        """Return integer arithmetic on axes as the value of an index, or node by node if it is not an index."""
         try:
             index = self.space.index(e, env)
         except NotAffineError as reason:
@@ -180,7 +180,7 @@ class Converter:
         return self._value_of(index, dtype) if index.terms else Const(index.const, dtype)
 
     def _value_of(self, index: Index, dtype: str) -> Scalar:
-        """Return the value of an index; beyond 32 bits, the index type of code, as arithmetic on its terms."""
+        """Return the value of an index; beyond 32 bits (the kernels' index type), use arithmetic on its terms."""
         low, high = index.range(self.space.extents)
         if dtype != "int64" or max(abs(low), abs(high)) < OFFSET_ELEMENTS:
             return IndexValue(index, dtype)
@@ -213,7 +213,7 @@ class Converter:
         return closed(load, tensor.shape, known, self.space.extents) if len(known) > 1 else load
 
     def _alternatives(self) -> list[list[HalfBound]]:
-        """Return alternatives of which one is true where the enclosing conditions hold."""
+        """Return alternatives, one of which is true where the enclosing conditions hold."""
         out: list[list[HalfBound]] = [[]]
         for condition, holds in self._known:
             out = both(out, cases(self.space, condition, holds))
@@ -269,7 +269,7 @@ class Converter:
                 return n
             tensor = by_name[n.tensor]
             if outside is None and _stays_inside(n, tensor, self.space.extents):
-                return n  # the enclosing selection drops the value, and a guard would prevent vectorisation
+                return n  # the enclosing selection drops the value, and a guard would prevent vectorization
             fill = (n.outside if n.guard else 0.0) if outside is None else outside
             return guarded(n, bounds, fill, tensor, self.space.extents)
 
@@ -286,7 +286,7 @@ class Converter:
 
 def _passes_through(value: Scalar, fill: float, wanted: float, dtypes: Mapping[str, str]) -> bool:
     """Return whether ``value`` is ``wanted`` if all its loads are ``fill``, so that guards on loads suffice."""
-    # Conversions change a value: a conversion of -0.125 to an integer and back gives 0.
+    # Conversions change a value: converting -0.125 to an integer and back gives 0.
     found = loads(value)
     if not found or any(isinstance(n, IndexValue) for n in walk(value)):
         return False

@@ -22,7 +22,7 @@ from roller.te.compat import TensorLoad, dtype_of, te, tirx
 
 #: Bits of the integer dtypes that C computes in 32 bits.
 _DIGITS = {"int8": 8, "uint8": 8, "int16": 16}
-#: A TVM primitive expression; TVM is untyped for the checker.
+#: A TVM primitive expression; the type checker sees TVM as untyped.
 Expr: TypeAlias = Any
 
 
@@ -107,7 +107,7 @@ def constant(value: float, dtype: str) -> Expr:
 
 
 def emit_load(node: Load, env: Mapping[str, Expr], tensors: Mapping[str, Any]) -> Expr:
-    """Return the load, or ``outside`` where its guard fails."""
+    """Return the load, or ``outside`` if its guard fails."""
     value = tensors[node.tensor](*(emit_index(i, env) for i in node.index))
     value = value.asobject() if hasattr(value, "asobject") else value
     if not node.guard:
@@ -116,7 +116,7 @@ def emit_load(node: Load, env: Mapping[str, Expr], tensors: Mapping[str, Any]) -
 
 
 def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any], *, as_written: bool = False) -> Expr:
-    """Return the TVM expression of a scalar tree."""
+    """Return the TVM expression for a scalar tree."""
     if isinstance(node, Const):
         return constant(node.value, node.dtype)
     if isinstance(node, Load):
@@ -138,7 +138,7 @@ def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any
 
 
 def _converted(value: Expr, dtype: str) -> Expr:
-    """Return a value in another dtype; integer literals wrap as in C, because TVM rejects those out of range."""
+    """Return a value in another dtype; integer literals wrap as in C, because TVM rejects out-of-range literals."""
     if "int" in dtype and isinstance(value, (tirx.IntImm, tirx.FloatImm)):
         held = np.int64(value.value) if isinstance(value, tirx.IntImm) else np.float64(value.value)
         return tirx.const(int(converted_values(np.asarray(held), dtype)), dtype)
@@ -207,7 +207,7 @@ def _div(a: Expr, b: Expr) -> Expr:
 
 
 def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
-    """Return ``a`` where ``condition`` holds, else ``b``, by control flow if a select could read out of bounds.
+    """Return ``a`` if ``condition`` holds, else ``b``, using control flow if a select could read out of bounds.
 
     Examples
     --------
@@ -219,7 +219,7 @@ def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
     # A vector select evaluates both sides, and TVM simplifies each as if its condition held: a guard that the condition
     # implies, or the remainder of an index (``x[i % 4]`` where ``i < 4``), would be dropped, and the load would leave
     # its tensor. With control flow this simplification is correct. Conditions on data imply nothing about positions and
-    # stay selects, which vectorise.
+    # stay selects, which vectorize.
     if _is_positional(condition) and any(_has_branch(x) or _folds(x, condition) for x in (a, b)):
         return tirx.if_then_else(condition, a, b)
     return tirx.Select(condition, a, b)
@@ -264,7 +264,7 @@ def _neg(a: Expr) -> Expr:
 
 
 def _abs(x: Expr) -> Expr:
-    """Return the absolute value; of an integer as a choice that keeps guards."""
+    """Return the absolute value; for an integer, return it as a choice that keeps guards."""
     dtype = dtype_of(x)
     if "float" in dtype or dtype.startswith("u"):
         return tirx.abs(x)
@@ -288,7 +288,7 @@ def _wrapping(fn: Callable[..., Expr]) -> Callable[..., Expr]:
 
 
 def _low_digits(x: Expr, dtype: str) -> Expr:
-    """Return 32-bit integers wrapped to a narrower dtype, still as 32-bit integers; others unchanged."""
+    """Return 32-bit integers wrapped to a narrower dtype, still as 32-bit integers; return others unchanged."""
     if dtype not in _DIGITS or dtype_of(x) != "int32":
         return x
     past = 1 << _DIGITS[dtype]

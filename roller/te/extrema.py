@@ -12,7 +12,7 @@ from typing import Any
 
 from roller.te.compat import Call, dtype_of, structural_walk, tirx, tvm
 
-#: TVM's operator for a call of an external function by name.
+#: TVM's operator for calling an external function by name.
 _CALL = "tirx.call_pure_extern"
 #: TVM nodes of extrema.
 EXTREMA = ("Max", "Min")
@@ -34,9 +34,9 @@ def never_nan(e: Any) -> bool:
 
 
 def in_llvm(node: str) -> Callable[[Any], Any]:
-    """Return the lowering of an extremum's call for LLVM; :func:`with_functions` adds the functions it calls."""
-    # A function, because operands occur several times, and TVM's analyzer would see a ``Let`` binding several times
-    # over.
+    """Return the lowering of an extremum call for LLVM; :func:`with_functions` adds the functions it calls."""
+    # This is a function because operands occur several times, and TVM's analyzer would see a ``Let`` binding several
+    # times over.
     compare = getattr(tirx, node)
 
     def lowered(call: Any) -> Any:
@@ -77,7 +77,7 @@ def _functions(dtype: str) -> tuple[str, ...]:
 
 
 def _text(name: str, dtype: str) -> str:
-    """Return the LLVM function: the second operand if it is NaN, else the result of the comparison."""
+    """Return the LLVM function, which returns the second operand if it is NaN, else the result of the comparison."""
     scalar, _, lanes = dtype.partition("x")
     t = {"float32": "float", "float64": "double"}[scalar]
     t = f"<{lanes} x {t}>" if lanes else t
@@ -94,7 +94,7 @@ def _text(name: str, dtype: str) -> str:
 
 
 def in_c(node: str) -> Callable[[Any], Any]:
-    """Return the lowering of an extremum's call to a device function, with an operand that is never NaN first."""
+    """Return the lowering of an extremum to a device-function call; an operand that is never NaN comes first."""
 
     def lowered(call: Any) -> Any:
         a, b = call.args
@@ -106,7 +106,7 @@ def in_c(node: str) -> Callable[[Any], Any]:
 
 
 def function_name(node: str, dtype: str, *, known: bool) -> str:
-    """Return the name of an extremum's device function; ``known``: the first operand is never NaN.
+    """Return the name of an extremum's device function; ``known`` means that the first operand is never NaN.
 
     Examples
     --------

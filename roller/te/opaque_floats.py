@@ -1,6 +1,6 @@
 """Protect floating-point arithmetic from TVM's passes, which simplify it as if it were exact (``x + c - c`` to ``x``).
 
-:func:`opaque` turns float nodes into calls of operators that no simplifier knows; integers and indices stay nodes.
+:func:`opaque` turns float nodes into calls to operators that no simplifier knows; integers and indices remain nodes.
 ``LowerIntrin``, the last pass of every pipeline, turns the calls back into nodes, as does :func:`transparent`.
 """
 
@@ -21,15 +21,15 @@ _NODES: dict[str, Callable[[Any, Any], Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Max": np.maximum, "Min": np.minimum,
     "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
 }  # fmt: skip
-#: Dtypes whose operations become opaque; vectors have their lanes in the name. bfloat16 and float8 stay nodes: TVM's
-#: legalising passes convert them, and must recognise them.
+#: Dtypes whose operations become opaque; vectors have their lanes in the name. bfloat16 and float8 remain nodes: TVM's
+#: legalizing passes convert them, and must recognize them.
 _FLOATS = re.compile(r"float(?:16|32|64)(?:x\d+)?")
 _ANY_FLOATS = re.compile(r"b?float.*")
 _NARROW = re.compile(r"(?:b?float16|float8_\w+?)(x\d+)?")
 
 
 def _node_of(call: Any) -> Any:
-    """Return the node of a call of an opaque operator; arithmetic on literals is folded."""
+    """Return the node for a call to an opaque operator; arithmetic on literals is folded."""
     name, operands = call.op.name, list(call.args)
     number = _number(call)
     if number is not None:
@@ -60,7 +60,7 @@ def _negated_equality(call: Any) -> Any:
 
 
 def _number(expr: Any) -> Any:
-    """Return the literal value of arithmetic on literals, or ``None`` if an operand is no literal."""
+    """Return the literal value of arithmetic on literals, or ``None`` if an operand is not a literal."""
     if isinstance(expr, tirx.FloatImm):
         return expr
     if isinstance(expr, tirx.Broadcast):
@@ -78,7 +78,7 @@ def _number(expr: Any) -> Any:
 
 
 def _computed(name: str, a: Any, b: Any) -> Any:
-    # Folded in its own dtype, after unrolling: TVM folds in float64 and rejects a division by zero.
+    # The arithmetic is folded in its own dtype, after unrolling: TVM folds in float64 and rejects a division by zero.
     dtype = dtype_of(a)
     with np.errstate(all="ignore"):
         value = _NODES[name.removeprefix("roller.")](*(np.dtype(dtype).type(x.value) for x in (a, b)))
@@ -94,7 +94,7 @@ def _is_opaque(expr: Any, node: str) -> bool:
 
 
 def _plain(call: Any) -> Any:
-    """Return the node of an extremum that may return any operand if one is NaN."""
+    """Return the node for an extremum that may return any operand if one is NaN."""
     return getattr(tirx, call.op.name.removeprefix("roller.Any"))(*call.args)
 
 
@@ -108,12 +108,12 @@ _LOWERINGS: dict[str, dict[str, Callable[[Any], Any]]] = {
 }
 _NAMES = frozenset(map(_name, _NODES))
 _OPERATORS = {name: pure_operator(name, lowerings) for name, lowerings in _LOWERINGS.items()}
-#: Operators of conditions while ``LowerIntrin`` runs, which does not lower them.
+#: Operators used in conditions while ``LowerIntrin``, which does not lower them, runs.
 _HELD = {name: pure_operator(f"{name}.held", {}) for name in _LOWERINGS}
 
 
 def opaque(module: Any, *, propagate_nan: bool = True) -> Any:
-    """Return a module with its float arithmetic as calls of operators that TVM does not simplify."""
+    """Return a module with its float arithmetic as calls to operators that TVM does not simplify."""
     return _mapped(module, _hiding(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))
 
 
@@ -155,7 +155,7 @@ def finished(passes: Any, module: Any, *, language: str) -> Any:
 
 
 def function_of(tensors: Sequence[Any]) -> Any:
-    """Return the PrimFunc of tensors with their float arithmetic unsimplified."""
+    """Return the PrimFunc for tensors, with their float arithmetic unsimplified."""
     function = te.create_prim_func(_opaque_tensors(tensors))
     return function.with_body(structural_map(function.body, _SHOWING))
 
@@ -187,7 +187,7 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
     def hidden(body: Sequence[Any]) -> list[Any]:
         if not isinstance(body[0], tirx.Reduce):
             return [structural_map(value, rules) for value in body]
-        # The combiner keeps the form that readers recognise; reductions of several results share one source object.
+        # The combiner keeps the form that readers recognize; reductions of several results share one source object.
         source = tvm_ffi.convert([structural_map(x, rules) for x in body[0].source])
         return [tirx.Reduce(r.combiner, source, r.axis, r.condition, r.value_index, r.init) for r in body]
 
@@ -208,7 +208,7 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
 def _hiding(
     floats: re.Pattern[str], *, narrow: re.Pattern[str] | None = None, propagate_nan: bool = True
 ) -> list[tuple[Any, Callable[[Any], Any]]]:
-    """Return the rules that turn float arithmetic into calls; extrema of ``narrow`` dtypes become float32 ones."""
+    """Return the rules that turn float arithmetic into calls; extrema of ``narrow`` dtypes become float32 extrema."""
 
     def hider(node: str) -> Callable[[Any], Any]:
         name = f"roller.Any{node}" if node in EXTREMA and not propagate_nan else _name(node)

@@ -1,6 +1,6 @@
-"""The reader of TVM tensor expressions and unscheduled PrimFuncs as TensorExpr, and the inverse.
+"""Conversion of TVM tensor expressions and unscheduled PrimFuncs to TensorExpr, and back.
 
-It reads the blocks of the PrimFunc by arithmetic analysis and ignores operator names, tags and annotations.
+The reader analyses the arithmetic of the PrimFunc's blocks and ignores operator names, tags and annotations.
 Element-wise producers (padding included) are inlined, which leaves reductions and one element-wise stage per output.
 """
 
@@ -71,7 +71,7 @@ def _read(source: Any, name: str) -> TensorExpr:
 
 
 def _function(tensors: list[Any]) -> Any:
-    """Return TVM's function of tensors; TVM simplifies indices and rejects some literals while building it."""
+    """Return TVM's function for tensors; TVM simplifies indices and rejects some literals while building it."""
     try:
         return function_of(tensors)
     except (ValueError, tvm.error.InternalError) as err:
@@ -83,7 +83,7 @@ def _function(tensors: list[Any]) -> Any:
 
 
 def _call_order(tensors: list[Any]) -> list[Any]:
-    """Prepend the placeholders that the outputs reach, if missing, and check that every operation can be read."""
+    """Prepend the placeholders that the outputs depend on, if missing, and check that every operation can be read."""
     found: list[Any] = []
     seen: set[Any] = set()
 
@@ -169,7 +169,7 @@ def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], n
     body = Converter(out.name, space, tensors, blocks, extremum).body(block.value)
     acc = dtype_of(block.value)
     if isinstance(body, Cast) and block.combiner is None and body.dtype == out.dtype:
-        # The dtype of the converted body, because the block's value may be the load of an inlined tensor.
+        # The dtype of the converted body, because the block's value may be a load of an inlined tensor.
         before = computed_dtype(body.arg, {t.name: t.dtype for t in tensors.values()})
         alike = before is not None and ("float" in before) == ("float" in out.dtype)
         if alike and before is not None and (before == "bool") == (out.dtype == "bool"):

@@ -17,7 +17,7 @@ from roller.perf.terms import Term
 from roller.tile.geometry import Floats
 from roller.tile.program import RProgram
 
-#: Rows to price before comparing bounds.
+#: Number of rows to price before comparing bounds.
 _PRICED_FIRST = 192
 
 
@@ -31,9 +31,9 @@ def best_rows(
     batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = float("inf"), always: bool = False
 ) -> list[tuple[float, int]]:
     """Return ``(seconds, row)`` of the ``count`` best programs that fit the device, best first."""
-    # Exact, though most rows are only bounded from below: after the most promising have been priced in full, a row
-    # whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best. ``always`` returns the
-    # best program even if ``limit_s`` beats it.
+    # The result is exact, although most rows are only bounded from below: after the most promising rows have been
+    # priced in full, a row whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best.
+    # ``always`` returns the best program even if ``limit_s`` beats it.
     rows, known = np.arange(len(batch)), batch.known_seconds(spec)
     bounded = known is None and len(batch) > _PRICED_FIRST
     bound = spec.traits.module_for("templates").lower_bound_s(batch, spec) if bounded else None
@@ -70,7 +70,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tupl
 
 
 def fastest(programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()) -> tuple[int, Estimate]:
-    """Return the position and the estimate of the fastest program, the first of equally fast ones."""
+    """Return the position and the estimate of the fastest program (the first one among equals)."""
     found = []
     for members, batch, terms in _alike(programs, spec, warm):
         row = int(np.argmin(terms["seconds"]))
@@ -96,7 +96,7 @@ def _alike(
 def estimate_explained(
     program: RProgram, spec: DeviceSpec, block: Sequence[int] | None = None
 ) -> tuple[Estimate, Term]:
-    """Return the estimate of one program, and the terms its seconds are computed from."""
+    """Return the estimate of one program, and the terms from which its seconds are computed."""
     batch = batch_of([program])
     batch = batch if block is None else replace(batch, block=np.array([block], np.int64))
     room, told = spec.traits.module_for("templates"), list[dict[str, Any]]()
@@ -116,7 +116,7 @@ def estimate_program(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] 
 
 
 def log_prices(programs: Sequence[RProgram], spec: DeviceSpec) -> Floats:
-    """Return ``ln`` of the predicted seconds of programs; infinite for those that do not fit the device."""
+    """Return ``ln`` of the predicted seconds of programs; infinite for programs that do not fit the device."""
     return np.log([e.seconds for e in estimate_programs(programs, spec)])
 
 

@@ -1,4 +1,4 @@
-"""Templates of every kind of device: the entry for callers that need programs, or emitters of kernels."""
+"""Templates for every kind of device: the entry point for callers that need programs or kernel emitters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.templates.common.template import Programs, Template, template_of
 
 
 def templates_of(kind: str) -> tuple[Template, ...]:
-    """Return the templates of a kind of device, in the order in which their programs are constructed."""
+    """Return the templates for a kind of device, in the order in which their programs are constructed."""
     found: tuple[Template, ...] = KINDS[kind].module_for("templates").TEMPLATES
     return found
 

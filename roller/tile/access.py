@@ -1,6 +1,6 @@
-"""Data tiles of many tiles at once: the data that a tile of axis extents reads, in arrays ``(N, axes)``.
+"""Data tiles, computed for many tiles at once: the data that tiles of given axis extents read, as arrays ``(N, axes)``.
 
-Along a dimension a tile touches ``1 + sum(|coef| * (t - 1))`` elements, clipped to the positions of the whole axes.
+Along a dimension, a tile touches ``1 + sum(|coef| * (t - 1))`` elements, clipped to the positions of the whole axes.
 Data tiles include the padding of guarded dimensions; a quasi-affine access (implicit GEMM) is gathered.
 """
 
@@ -25,12 +25,12 @@ _Number = TypeVar("_Number", np.int64, np.float64)
 
 #: Widest memory access of a GPU thread (bytes).
 VECTOR_BYTES = 16
-#: Number of codes of tile extents up to which the distinct ones are found by counting instead of sorting.
+#: Maximum number of codes of tile extents for which distinct codes are found by counting instead of sorting.
 _COUNTED_CODES = 1 << 16
 
 
 def product(table: NDArray[_Number], columns: Iterable[int]) -> NDArray[_Number]:
-    """Return the product of some columns per row, ``(N,)``; faster than a reduction along short rows."""
+    """Return the product of selected columns for each row, ``(N,)``; faster than a reduction along short rows."""
     total: NDArray[_Number] | None = None
     for c in columns:
         total = table[:, c] if total is None else total * table[:, c]
@@ -50,8 +50,8 @@ class Access:
     gather
         Whether the access is quasi-affine; its data tile has one element per combination of the axes it uses.
     reloads
-        Mask of the axes over whose tiles data are loaded again: an epilogue's operands once per output tile, not per
-        reduction step.
+        Mask of the axes whose tiles each reload the data: an epilogue's operands are loaded once per output tile, not
+        once per reduction step.
     spatial
         Mask of the spatial axes.
     """
@@ -118,7 +118,7 @@ class Access:
 
     @cached_property
     def _limits(self) -> Ints:
-        """Largest number of lattice positions per dimension: those of the whole axes, borders included."""
+        """Maximum number of lattice positions per dimension, for whole axes and including borders."""
         whole = self._steps @ (self.axis_extents - 1) + 1
         shape = np.array(self.tensor.shape, np.int64).reshape(-1)
         inside = (shape - 1) // self.lattice + 1 if len(shape) else shape
@@ -152,13 +152,13 @@ class Access:
         return tuple(tuple((int(a), int(row[a])) for a in np.flatnonzero(row)) for row in self._steps)
 
     def row_elements(self, tiles: Ints) -> Ints:
-        """Return the elements per row of the data tile in scratchpad (last dimension last), ``(N,)``."""
+        """Return the number of elements per row of the data tile in scratchpad (last dimension last), ``(N,)``."""
         if self.gather or not self._moves:
             return self.elements(tiles)
         return self.extent(len(self._moves) - 1, tiles)
 
     def elements(self, tiles: Ints) -> Ints:
-        """Return the elements of the data tile, ``(N,)``."""
+        """Return the number of elements in the data tile, ``(N,)``."""
         total: Ints | None = None
         for d, moves in enumerate(() if self.gather else self._moves):
             if moves:
@@ -180,7 +180,7 @@ class Access:
         return tuple((a, int(self.axis_extents[a])) for a in self.used_axes)
 
     def points(self, tiles: Ints) -> Ints:
-        """Return the distinct elements that the points of a tile read ``(N,)``, without those a stride skips."""
+        """Return the number of distinct elements that a tile reads ``(N,)``, excluding elements that a stride skips."""
         total = np.ones(len(tiles), np.int64)
         if self.gather:
             return self.elements(tiles)
@@ -191,7 +191,7 @@ class Access:
         return total
 
     def runs(self, tiles: Ints) -> tuple[Ints, Ints]:
-        """Return the rows of a data tile, and the elements from the first to the last of one contiguous row."""
+        """Return the number of rows in a data tile, and the span (elements) of one contiguous row."""
         # A row is the product of the fully covered trailing dimensions times the next extent.
         if self.gather:
             run = np.minimum(self._gather_run(tiles), self.elements(tiles))
@@ -219,7 +219,8 @@ class Access:
 
     def _gather_run(self, tiles: Ints) -> Ints:
         """Return the mean number of contiguous elements along the axis that indexes the last dimension."""
-        # Where a row wraps around, the next row may follow in memory (all columns of an image) or not.
+        # Where a row wraps around, the next row may or may not follow in memory (it does if all columns of an image are
+        # read).
         position = {n: i for i, n in enumerate(self.axis_names)}
         for t in self.index[-1].terms if self.index else ():
             if abs(t.coef) == 1 and t.div == 1:
@@ -228,7 +229,7 @@ class Access:
         return np.ones(len(tiles), np.int64)
 
     def _breaks(self, axis: str) -> float:
-        """Return the share of neighbours along an axis that are not adjacent in memory."""
+        """Return the fraction of neighbours along an axis that are not adjacent in memory."""
         key = ("breaks", axis)
         if key not in self._memo:
             extent = int(self.axis_extents[self.axis_names.index(axis)])
@@ -236,7 +237,7 @@ class Access:
         return float(self._memo[key])
 
     def loaded_elements(self, tiles: Ints) -> Floats:
-        """Return the elements loaded over all tiles of the launch, without positions outside the tensor."""
+        """Return the number of elements loaded over all tiles of the launch, excluding positions outside the tensor."""
         # Exact: the in-bounds lengths of all tile positions are summed per dimension; axes the tensor does not depend
         # on multiply by their number of tiles, because no data survives from one tile to the next.
         reload: Floats = np.ones(len(tiles))
@@ -251,7 +252,7 @@ class Access:
 
     @cached_property
     def _again(self) -> tuple[int, ...]:
-        """Axes over whose tiles the same data are loaded again."""
+        """Axes whose tiles each reload the same data."""
         return tuple(int(a) for a in np.flatnonzero(~self.uses & self.reloads & (self.axis_extents > 1)))
 
     @cached_property
@@ -296,13 +297,13 @@ class Access:
         return sums[inverse]
 
     def pieces(self, d: int, axes: tuple[int, ...], tile: Ints) -> tuple[Ints, Ints]:
-        """Return first position and number of positions along one dimension, per tile position over ``axes``."""
+        """Return the first position and the position count along one dimension for each tile position over ``axes``."""
         moves = [(int(tile[a]), int(self.coefficients[d, a]), int(self.axis_extents[a])) for a in axes]
         return tile_pieces(int(self.constants[d]), moves, int(self.lattice[d]), self.tensor.shape[d])
 
     @cached_property
     def _gathered_points(self) -> float:
-        """In-bounds combinations of the axes a gathered access depends on."""
+        """Count the in-bounds combinations of the axes that a gathered access depends on."""
         extents = dict(zip(self.axis_names, (int(e) for e in self.axis_extents), strict=True))
         total = 1.0
         for a, used in zip(self.axis_names, self.uses, strict=True):

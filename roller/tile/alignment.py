@@ -102,6 +102,6 @@ RULES: dict[str, Rule] = {
 
 
 def broken_rules(program: RProgram, spec: DeviceSpec, epsilon: float = 1.0) -> tuple[str, ...]:
-    """Return the names of the rules that a program (of a GPU's Winograd, its product) does not meet."""
+    """Return the names of the rules that a program (for Winograd on a GPU, its product) violates."""
     program = products_program(program) or program
     return tuple(name for name, rule in RULES.items() if not rule(program, spec, epsilon))

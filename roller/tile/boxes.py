@@ -1,7 +1,7 @@
 """Boxes: the positions of a tensor that a tile reads or writes, and that a unit holds in its scratchpad.
 
-Price and code share this definition: an interval on a lattice per dimension, exact for affine indices and possibly
-larger for quotients and remainders of axes.
+Prices and code share this definition: one lattice interval per dimension, which is exact for affine indices and may be
+too large for quotients and remainders of axes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roller.expr import Index, Stage, Tensor, TensorExpr
 from roller.expr.scalar import Term
 from roller.tile.geometry import Ints
 
-#: Bytes that one store of a worker writes; a store of a narrower element also rewrites its neighbours.
+#: Bytes that a worker writes with one store; storing a narrower element also rewrites its neighbours.
 WORD_BYTES = 4
 
 
@@ -29,7 +29,7 @@ class Box:
     Parameters
     ----------
     accesses
-        All index tuples by which it is accessed.
+        All index tuples by which the tensor is accessed.
     extents
         Extent of every axis that occurs.
     """
@@ -49,7 +49,7 @@ class Box:
         return tuple(found)
 
     def counts(self, tile: Mapping[str, Ints | int]) -> list[Ints]:
-        """Return the most lattice positions per dimension that a tile touches; axes not in ``tile`` are whole."""
+        """Return the maximum number of lattice positions that a tile touches per dimension; other axes are whole."""
         whole, out = dict(self.extents), []
         for d, (step, size) in enumerate(zip(self.lattice, self.tensor.shape, strict=True)):
             spans = [_span(a[d], tile, whole) for a in self.accesses]
@@ -59,7 +59,7 @@ class Box:
         return out
 
     def pitches(self, tile: Mapping[str, Ints | int]) -> list[Ints]:
-        """Return the extents of a unit's copy; rows are whole words, so that no two workers write one word."""
+        """Return the extents of a unit's copy; rows are whole words, so that no two workers write to the same word."""
         out = self.counts(tile)
         several = max(1, WORD_BYTES // self.tensor.itemsize_bytes)
         if out:
@@ -67,14 +67,14 @@ class Box:
         return out
 
     def elements(self, tile: Mapping[str, Ints | int]) -> Ints:
-        """Return the elements of a unit's copy."""
+        """Return the number of elements in a unit's copy."""
         total: Ints = np.asarray(max(1, WORD_BYTES // self.tensor.itemsize_bytes) if not self.tensor.shape else 1)
         for n in self.pitches(tile):
             total = total * n
         return total
 
     def start(self, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, ...]:
-        """Return the first position inside per dimension that points of ``ranges`` (first, last by axis) touch."""
+        """Return the first in-bounds position per dimension that points of ``ranges`` (first, last by axis) touch."""
         whole, found = dict(self.extents), []
         for d, step in enumerate(self.lattice):
             low = min(least(a[d], ranges, whole) for a in self.accesses)
@@ -83,7 +83,7 @@ class Box:
 
 
 def _span(index: Index, tile: Mapping[str, Ints | int], whole: Mapping[str, int]) -> Ints | int:
-    """Return an upper bound of the distance between the first and the last position of an index over a tile."""
+    """Return an upper bound on the distance between the first and the last position of an index over a tile."""
     total: Ints | int = 0
     for t in index.terms:
         extent = np.minimum(np.asarray(tile.get(t.axis, whole[t.axis]), np.int64), whole[t.axis])
@@ -92,7 +92,7 @@ def _span(index: Index, tile: Mapping[str, Ints | int], whole: Mapping[str, int]
 
 
 def _quotients(t: Term, extent: Ints, whole: int) -> Ints:
-    """Return how far ``axis // div % mod`` moves over ``extent`` neighbours that start at multiples of it."""
+    """Return how far ``axis // div % mod`` moves over ``extent`` neighbours that start at multiples of ``extent``."""
     if t.is_affine:
         return extent - 1
     aligned = (extent % t.div == 0) | (t.div % extent == 0)
@@ -105,7 +105,7 @@ def _quotients(t: Term, extent: Ints, whole: int) -> Ints:
 
 
 def least(index: Index, ranges: Mapping[str, tuple[int, int]], whole: Mapping[str, int]) -> int:
-    """Return the least position of an index over ranges of its axes, both ends included."""
+    """Return the smallest position of an index over inclusive ranges of its axes."""
     total = index.const
     for t in index.terms:
         first, last = ranges.get(t.axis, (0, whole[t.axis] - 1))
@@ -117,7 +117,7 @@ def least(index: Index, ranges: Mapping[str, tuple[int, int]], whole: Mapping[st
 
 
 def boxes_of(expr: TensorExpr) -> dict[str, Box]:
-    """Return the boxes of all tensors of an expression by name (memoised on the expression)."""
+    """Return the boxes of all tensors of an expression by name (memoized on the expression)."""
     found: dict[str, Box] | None = expr._memo.get("bsp/boxes")
     if found is None:
         touched: dict[str, dict[tuple[Index, ...], None]] = {}
@@ -134,8 +134,8 @@ def boxes_of(expr: TensorExpr) -> dict[str, Box]:
 
 def whole_axes(expr: TensorExpr) -> frozenset[str]:
     """Return the axes that a tile must take whole, because a unit would otherwise read another unit's results."""
-    # A stage reads an earlier result at the position its own tile wrote, or over whole axes. Reductions of several
-    # stages are whole too; those of an anchor that comes first may go in steps.
+    # A stage reads an earlier result at the position its own tile wrote, or over whole axes. If several stages reduce,
+    # their axes are whole too; only an anchor that comes first may reduce in steps.
     stages = {s.name: s for s in expr.stages}
     found = {a.name for s in expr.stages for a in s.reduction_axes if s is not expr.anchor}
     if expr.stages[0] is not expr.anchor:
@@ -148,6 +148,6 @@ def whole_axes(expr: TensorExpr) -> frozenset[str]:
 
 
 def _moved(writer: Stage, index: tuple[Index, ...]) -> set[str]:
-    """Return the axes of dimensions that a load reads at other positions than its tile wrote."""
+    """Return the axes of dimensions that a load reads at positions other than those its tile wrote."""
     pairs = zip(writer.store, index, strict=True)
     return {a for store, load in pairs if store != load for a in (*store.axes, *load.axes)}

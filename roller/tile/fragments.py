@@ -1,7 +1,7 @@
-"""Operands of a matrix instruction: which load is A and which is B, their layout in scratchpad, and bank conflicts.
+"""Operands of a matrix instruction: which load is A and which is B, their scratchpad layout, and bank conflicts.
 
-A load that the m axis indexes is A, one that the n axis indexes is B; the k axis indexes both. A matrix unit reads rows
-of 16 bytes; a tile whose rows would not be aligned to 16 bytes (windows, strides) is staged by axes.
+The load that the m axis indexes is A, and the load that the n axis indexes is B; the k axis indexes both. A matrix unit
+reads rows of 16 bytes; a tile whose rows would not be aligned to 16 bytes (windows, strides) is staged by axes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roller.tile.layout import TileLayout, tile_layout
 from roller.tile.program import RProgram
 from roller.tile.steps import break_share, mean_step
 
-#: Bytes of one matrix row that ``ldmatrix`` reads, and the rows it reads at once.
+#: Bytes of one matrix row that ``ldmatrix`` reads, and the number of rows it reads at once.
 ROW_BYTES = 16
 PHASE_ROWS = 8
 
@@ -48,7 +48,7 @@ class Operand:
 
     @property
     def transposed(self) -> bool:
-        """Whether rows run along m (n) instead of k, so that loading fragments transposes."""
+        """Whether rows run along m (n) instead of k, so that loading transposes the fragments."""
         return self.row_axis != self.k_axis
 
     @property
@@ -62,11 +62,11 @@ class Operand:
         return self.axis if self.row_axis == self.k_axis else self.k_axis
 
     def pitch(self, padding: int) -> int:
-        """Return the elements between neighbours along :attr:`across`."""
+        """Return the distance (elements) between neighbours along :attr:`across`."""
         return self.offset({self.across: 1}, padding) - self.offset({}, padding)
 
     def elements(self, padding: int) -> int:
-        """Return the elements of the staged tile with ``padding`` elements appended to each row."""
+        """Return the size (elements) of the staged tile with ``padding`` elements appended to each row."""
         return math.prod(self.layout.extents[:-1]) * (self.layout.extents[-1] + padding)
 
     def offset(self, local: Mapping[str, int], padding: int) -> int:
@@ -76,7 +76,7 @@ class Operand:
 
 
 def operand_loads(stage: Stage, matrix_axes: tuple[str, ...]) -> tuple[Load, Load]:
-    """Return the loads that are A and B."""
+    """Return the loads that serve as A and B."""
     m, n, k = matrix_axes
     found = _factors(stage.body)
     loads = [f for f in found if isinstance(f, Load)]
@@ -94,7 +94,7 @@ def operand_loads(stage: Stage, matrix_axes: tuple[str, ...]) -> tuple[Load, Loa
 def operands(
     stage: Stage, tensors: Mapping[str, Tensor], matrix_axes: tuple[str, ...], tile: Mapping[str, int]
 ) -> tuple[Operand, Operand]:
-    """Return A and B with the layouts of their tiles for the extents ``tile`` of a block."""
+    """Return A and B with the layouts of their tiles for a block with extents ``tile``."""
     m, n, k = matrix_axes
     a, b = operand_loads(stage, matrix_axes)
     return (
@@ -125,13 +125,13 @@ def _operand(stage: Stage, load: Load, tensor: Tensor, axis: str, k: str, tile: 
 
 @lru_cache(maxsize=4096)
 def _apart(load: Load, tensor: Tensor, axis: str, extent: int) -> tuple[bool, float]:
-    """Return the sort key of axes by contiguity: whether most neighbours are not adjacent, and their mean step."""
+    """Return the key that sorts axes by contiguity: whether most neighbours are not adjacent, and their mean step."""
     # A few long jumps (from image to image) cost less than a stride between all neighbours.
     return break_share(load.index, tensor.shape, axis, extent) > 0.5, mean_step(load.index, tensor.shape, axis, extent)
 
 
 def _row_axis(layout: TileLayout, tensor: Tensor, tile: Mapping[str, int]) -> str:
-    """Return the axis of a tile's rows, or ``""`` if they are not sequences of whole 16-byte rows."""
+    """Return the axis of a tile's rows, or ``""`` if the tile does not consist of whole 16-byte rows."""
     chunk = ROW_BYTES // tensor.itemsize_bytes
     last = layout.dims[-1] if layout.dims else Index()
     moving = [t for t in last.terms if tile[t.axis] > 1]
@@ -159,17 +159,17 @@ def _moves(load: Load) -> frozenset[str]:
 
 
 def spread_pitch(columns: int) -> int:
-    """Return the elements between accumulator rows in scratchpad: an odd multiple of eight, so that banks differ."""
+    """Return the pitch (elements) of accumulator rows in scratchpad: an odd multiple of eight, so that banks differ."""
     return columns + (8 if columns // 8 % 2 == 0 else 16)
 
 
 def spread_bytes(fragment: Fragment, columns: int) -> int:
-    """Return the scratchpad bytes into which one group writes a row of fragments before it stores them."""
+    """Return the scratchpad bytes that one group needs to write a row of fragments before storing it."""
     return fragment.m * spread_pitch(columns) * DTYPE_BYTES[fragment.accumulator]
 
 
 def pool_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
-    """Return the scratchpad bytes of a block: the tiles of all stages, reused for the results afterwards."""
+    """Return the scratchpad bytes of a block for the tiles of all stages; the results reuse them afterwards."""
     # Warp groups store directly from their accumulators, and their tiles have no padding
     # (:mod:`roller.tile.warp_groups`).
     assert program.fragment is not None
@@ -193,7 +193,7 @@ class Swizzle:
     Parameters
     ----------
     chunk, row
-        Elements of a chunk and of a row; a row has a power of two of chunks.
+        Elements per chunk and per row; the number of chunks per row is a power of two.
     """
 
     chunk: int
@@ -201,16 +201,16 @@ class Swizzle:
 
     @property
     def period(self) -> int:
-        """Elements after which the key of a chunk changes: a row, or the rows that fill all banks once."""
+        """Number of elements after which the key of a chunk changes: a row, or the rows that fill all banks once."""
         return max(self.row, PHASE_ROWS * self.chunk)
 
     @property
     def keys(self) -> int:
-        """Number of distinct keys: the chunks of a row, at most the chunks that all banks hold."""
+        """Number of distinct keys: the number of chunks per row, but at most the number that all banks hold."""
         return min(self.row // self.chunk, PHASE_ROWS)
 
     def __call__(self, offset: int) -> int:
-        """Return the position of the element ``offset`` of a tile."""
+        """Return the position of element ``offset`` of a tile."""
         # The chunk's number is XORed with the row's. Whole chunks move, so vectors stay contiguous; the pattern repeats
         # every eight rows.
         return offset ^ offset // self.period % self.keys * self.chunk
@@ -227,7 +227,7 @@ def swizzle(operand: Operand, fragment: Fragment, padding: int) -> Swizzle | Non
 
 
 def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]]:
-    """Return the byte addresses of the rows a TEU reads, by phase: the eight rows that are served together."""
+    """Return the byte addresses of the rows that a TEU reads, by phase: the eight rows that are served together."""
     # One list per matrix of eight rows in the fragment; an operand's other fragments are at multiples of these
     # addresses.
     chunk, size = operand.chunk, operand.tensor.itemsize_bytes
@@ -243,7 +243,7 @@ def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]
 
 @lru_cache(maxsize=4096)
 def conflicts(operand: Operand, fragment: Fragment, padding: int, banks: int, bank_width_bytes: int) -> int:
-    """Return the most words one bank serves for one phase (1: no conflict)."""
+    """Return the maximum number of words that one bank serves in one phase (1: no conflict)."""
     worst = 1
     for rows in phases(operand, fragment, padding):
         words = {(start + x) // bank_width_bytes for start in rows for x in range(0, ROW_BYTES, bank_width_bytes)}
@@ -255,7 +255,7 @@ def conflicts(operand: Operand, fragment: Fragment, padding: int, banks: int, ba
 
 
 def fragment_padding(operand: Operand, fragment: Fragment, banks: int, bank_width_bytes: int) -> tuple[int, int]:
-    """Return the least storage padding (elements) with the fewest conflicts, and the remaining conflicts."""
+    """Return the smallest storage padding (elements) with the fewest conflicts, and the remaining conflicts."""
     # No padding is needed if a swizzle separates the banks. Rows stay multiples of the fragment's row.
     step = fragment.row_bytes // operand.tensor.itemsize_bytes
     least = -operand.layout.extents[-1] % step

@@ -38,7 +38,7 @@ class Geometry:
 
     @classmethod
     def of(cls, expr: TensorExpr) -> Geometry:
-        """Return the geometry of ``expr`` (memoised on the expression)."""
+        """Return the geometry of ``expr`` (memoized on the expression)."""
         found = expr._memo.get("geometry")
         if found is None:
             found = expr._memo["geometry"] = _build(expr)
@@ -47,12 +47,12 @@ class Geometry:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Spatial axes in the order of threads and blocks, the axis contiguous in the output last."""
+        """Spatial axes in the order of threads and blocks, ending with the axis that is contiguous in the output."""
         return tuple(a for a in store_order(self.expr.anchor, self.names) if self.spatial[a])
 
     @cached_property
     def written(self) -> Access:
-        """The store to memory, whose dtype is that of the output rather than of the anchor."""
+        """The store to memory, with the dtype of the output rather than of the anchor."""
         if len(self.expr.output_tensors) != 1:
             return self.store
         (out,), own = self.expr.output_tensors, self.store.tensor
@@ -93,24 +93,24 @@ class Geometry:
         return (*self.loads, *self.extras)
 
     def counts(self, tiles: Ints) -> Ints:
-        """Return the tiles per axis, ``(N, axes)``."""
+        """Return the number of tiles per axis, ``(N, axes)``."""
         return -(-self.extents // tiles)
 
     def blocks(self, tiles: Ints) -> Ints:
-        """Return the output tiles of the launch, ``(N,)``."""
+        """Return the number of output tiles in the launch, ``(N,)``."""
         outputs = np.ones(len(tiles), np.int64)
         for a in self.spatial_axes:
             outputs = outputs * -(-self.extents[a] // tiles[:, a])
         return outputs
 
     def footprint_bytes(self, tiles: Ints) -> Ints:
-        """F(T): return the bytes of all data tiles and of the output tile, without storage padding, ``(N,)``."""
+        """Return F(T), the bytes of all data tiles and the output tile, excluding storage padding, ``(N,)``."""
         reads = sum((a.elements(tiles) * a.tensor.itemsize_bytes for a in self.loads), np.zeros(len(tiles), np.int64))
         return reads + self.store.elements(tiles) * self.store.tensor.itemsize_bytes
 
 
 def store_order(stage: Stage, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return positions in ``names`` of the stage's spatial axes, the axis contiguous in its output last."""
+    """Return the positions in ``names`` of the stage's spatial axes, ending with the axis contiguous in its output."""
     pitch: list[int] = []
     step = 1
     for n in reversed(stage.output.shape):
@@ -130,7 +130,7 @@ def store_order(stage: Stage, names: tuple[str, ...]) -> tuple[int, ...]:
 def access_of(
     expr: TensorExpr, tensor: Tensor, index: tuple[Index, ...], guard: tuple[Bound, ...], *, every_step: bool
 ) -> Access:
-    """Return the access to a tensor by ``index`` under ``guard``; ``every_step``: each reduction step reloads it."""
+    """Return the access to a tensor by ``index`` under ``guard``; if ``every_step``, each step reloads it."""
     names = tuple(a.name for a in expr.axes)
     coefficients = np.zeros((len(index), len(names)), np.int64)
     gather = False
@@ -164,7 +164,7 @@ def access_of_load(expr: TensorExpr, load: Load) -> Access:
 def _build(expr: TensorExpr) -> Geometry:
     anchor = expr.anchor
     own = {a.name for a in expr.axes}
-    # The same elements under another guard are a separate load, with a separate tile.
+    # A load of the same elements under another guard is separate and has a separate tile.
     loads = [access_of_load(expr, ld) for ld in anchor.loads]
     extras = []
     for s in expr.stages:

@@ -1,7 +1,7 @@
-"""Layout of a staged data tile in scratchpad, and the bank conflicts of one TEU's reads of it.
+"""Layout of a staged data tile in scratchpad, and the bank conflicts when one TEU reads it.
 
-An affine load is staged as the box it touches, in the tensor's own layout; a quasi-affine load, or a strided one
-without windows, is staged by the axes it depends on (the im2col tile).
+An affine load is staged as the box it touches, in the tensor's own layout; a quasi-affine load, or a strided load
+without windows, is staged by the axes on which it depends (the im2col tile).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class TileLayout:
     axes: tuple[str, ...] = ()
 
     def pitches(self, padding: int = 0) -> tuple[int, ...]:
-        """Return the elements between neighbours per dimension with ``padding`` elements appended to each row."""
+        """Return the distance (elements) between neighbours per dimension, with ``padding`` appended to each row."""
         return pitches((*self.extents[:-1], self.extents[-1] + padding))
 
 
 def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int]) -> TileLayout:
-    """Return the layout of the staged tile of one load for axis extents ``tile``."""
+    """Return the layout of one load's staged tile for axis extents ``tile``."""
     windows = any(len(i.terms) > 1 for i in load.index)
     strided = any(abs(t.coef) > 1 for i in load.index for t in i.terms)
     boxed = all(i.is_affine for i in load.index) and all(b.index in load.index for b in load.guard)
@@ -47,7 +47,7 @@ def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int
 
 
 def window_halo(program: RProgram) -> Halo:
-    """Return the layout of the rows of the staged tile of a ``window`` program."""
+    """Return the row layout of a ``window`` program's staged tile."""
     slide = slide_of(program.expr.anchor)
     assert slide is not None
     tensor = program.expr.tensors[slide.source.tensor]
@@ -55,7 +55,7 @@ def window_halo(program: RProgram) -> Halo:
 
 
 def program_layout(program: RProgram, load: Load) -> TileLayout:
-    """Return the layout of the staged tile of one load of a program."""
+    """Return the layout of the staged tile for one load of a program."""
     layout = tile_layout(program.expr.anchor, load, program.expr.tensors[load.tensor], program.block_tile)
     if not program.traits.slides_windows:
         return layout
@@ -65,7 +65,7 @@ def program_layout(program: RProgram, load: Load) -> TileLayout:
 
 
 def has_tile(tensor: str, index: Sequence[Index], staged: Collection[str]) -> bool:
-    """Return whether a load reads the scratchpad: its tensor is ``staged`` and it is not a single element."""
+    """Return whether a load reads the scratchpad: its tensor is ``staged`` and the load is not a single element."""
     return tensor in staged and any(i.terms for i in index)
 
 
@@ -74,16 +74,16 @@ def staged_axes(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
     return tile_layout(stage, load, tensor, stage.extents).axes
 
 
-#: Ratio of a copy's rounds to those without idle threads up to which the saved address arithmetic is worth it.
+#: Maximum ratio of a copy's rounds to the rounds without idle threads for which saving address arithmetic pays off.
 IDLE_ROUNDS = 1.5
 
 
 def copy_lead(counts: Ints, threads: Ints) -> Ints:
-    """Return how many leading dimensions of staged tiles the rounds of their copies step over, ``(N,)``."""
+    """Return the number of leading dimensions of staged tiles that the rounds of their copies step over, ``(N,)``."""
     # All threads of a round share the trailing dimensions, so that the addresses of successive rounds differ by
     # constants and need neither arithmetic nor registers. Threads without a row are idle; if too many are, the tile is
-    # copied as one run. ``counts`` are vectors per dimension ``(N, dimensions)``, ``threads`` the threads of a block
-    # ``(N,)``.
+    # copied as one run. ``counts`` holds the vectors per dimension ``(N, dimensions)``, and ``threads`` the threads per
+    # block ``(N,)``.
     rank = counts.shape[1]
     behind = [np.ones(len(counts), np.int64)]  # elements of the last dimensions
     for d in range(rank - 1, -1, -1):
@@ -99,7 +99,7 @@ def copy_lead(counts: Ints, threads: Ints) -> Ints:
 
 
 def copy_rounds(counts: Ints, threads: Ints) -> tuple[Ints, Ints]:
-    """Return :func:`copy_lead` of staged tiles, and the rounds of their copies, ``(N,)`` each."""
+    """Return the :func:`copy_lead` of staged tiles and the number of rounds of their copies, ``(N,)`` each."""
     lead, rank = copy_lead(counts, threads), counts.shape[1]
     ahead = np.arange(rank)[None, :] < lead[:, None]  # dimensions that differ from round to round
     rows, columns = (product(np.where(x, counts, 1), range(rank)) for x in (ahead, ~ahead))
@@ -118,7 +118,7 @@ _ORDERS: dict[tuple[Stage, Load], tuple[str, ...]] = {}
 
 
 def _axes_order(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
-    """Return the axes a load depends on, the most contiguous one last."""
+    """Return the axes that a load depends on, ending with the most contiguous axis."""
     order: tuple[str, ...] | None = _ORDERS.get((stage, load))
     if order is not None:
         return order
@@ -152,11 +152,11 @@ class LaneReads:
     _memo: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def degree(self, padding: int, banks: int, bank_width_bytes: int) -> int:
-        """Return the most distinct words one bank serves for one read (1: no conflict)."""
+        """Return the maximum number of distinct words that one bank serves for one read (1: no conflict)."""
         return max(self.degrees(padding, banks, bank_width_bytes))
 
     def degrees(self, padding: int, banks: int, bank_width_bytes: int) -> tuple[int, ...]:
-        """Return the most distinct words one bank serves, for every group of lanes served together."""
+        """Return the maximum number of distinct words that one bank serves, per group of lanes served together."""
         key = (padding, banks, bank_width_bytes)
         if key not in self._memo:
             self._memo[key] = self._count(*key)
@@ -185,7 +185,7 @@ class LaneReads:
 
 
 def thread_chunks(program: RProgram) -> dict[str, int]:
-    """Return the contiguous elements of a thread's tile along each axis: all, or a chunk if interleaved."""
+    """Return the number of contiguous elements in a thread's tile per axis: all, or one chunk if interleaved."""
     register, threads = program.tile("register"), program.threads
     chunks = {}
     for a in program.axes:
@@ -196,7 +196,7 @@ def thread_chunks(program: RProgram) -> dict[str, int]:
 
 
 def fragment_spread(program: RProgram) -> dict[str, float]:
-    """Return, per staged tensor, the elements a thread reads relative to those of a contiguous tile."""
+    """Return, per staged tensor, the ratio of the elements a thread reads to the elements of a contiguous tile."""
     # Windows of neighbouring outputs share elements; windows of interleaved chunks do not.
     register, chunks = tuple(program.tile("register").values()), tuple(thread_chunks(program).values())
     found: dict[str, float] = {}
@@ -234,12 +234,12 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
 #: Cache of reads, by the kind of the expression (independent of its extents) and the program's tiles.
 _READS: dict[tuple[object, ...] | None, dict[str, LaneReads]] = {}
 _MOST_READS = 1 << 14
-#: Numbers of expression kinds, by the properties that :func:`lane_reads` depends on.
+#: Numbers that identify kinds of expressions, by the properties that :func:`lane_reads` depends on.
 _KINDS: dict[tuple[object, ...], int] = {}
 
 
 def _kind_of_reads(expr: TensorExpr) -> int:
-    """Return a number common to expressions whose tiles of equal extents are read in the same way."""
+    """Return a number shared by all expressions whose tiles, for equal extents, are read in the same way."""
     found: int | None = expr._memo.get("kind_of_reads")
     if found is None:
         loads = tuple((ld.tensor, ld.index, ld.guard) for ld in expr.anchor.loads)
@@ -288,7 +288,7 @@ def _found_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
     return out
 
 
-#: Largest storage padding that is tried, in vectors of the copy.
+#: Maximum storage padding to try, in vectors of the copy.
 PADDING_STEPS = 8
 
 

@@ -1,19 +1,19 @@
-"""The second kernel of a split reduction, which combines the partial results; for code generation and the model."""
+"""The second kernel of a split reduction, which combines the partial results, for code generation and the model."""
 
 from __future__ import annotations
 
-#: Number of parts up to which one thread adds all parts of a result, loaded at once.
+#: Maximum number of parts for which one thread loads all parts of a result at once and adds them.
 UNROLLED_PARTS = 32
-#: Threads of a block that combine results of more parts; also the most adjacent results of a block.
+#: Threads per block if results have more parts; also the maximum number of adjacent results per block.
 COMBINING_THREADS = 256
-#: Parts a thread loads before its first addition.
+#: Number of parts that a thread loads before its first addition.
 _LOADED = 16
 #: Threads of a warp, which exchange values by shuffles.
 _WARP = 32
 
 
 def combining_lanes(parts: int, results: int) -> int:
-    """Return the number of threads that combine one of ``results`` adjacent results of a block.
+    """Return the number of threads that combine each of a block's ``results`` adjacent results.
 
     Examples
     --------

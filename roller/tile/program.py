@@ -17,8 +17,8 @@ from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.tile.program_name import ProgramName, name_of
 from roller.tile.structures import Structure, structure_named
 
-#: Least register tiles per row for which non-temporal programs align them to cache lines; the tiles at the ends
-#: overlap.
+#: Minimum number of register tiles per row for which non-temporal programs align tiles to cache lines; tiles at the
+#: ends overlap.
 ALIGNED_TILES = 4
 
 
@@ -26,10 +26,10 @@ ALIGNED_TILES = 4
 class RProgram:
     """A complete tiling of an expression for one kind of device.
 
-    On a GPU the ``register`` tile belongs to one thread and the ``shared`` tile to one block; on a CPU the ``register``
-    tile is the micro-kernel, the ``l1`` tile the panel step and the ``l2`` tile one parallel task. Per axis, every tile
-    is a multiple of the tile of the next faster layer; the slowest layer holds the whole tensors. Extents may exceed
-    the axis: the excess is padding in the faster layers, never a padded copy in DRAM.
+    On a GPU, the ``register`` tile belongs to one thread and the ``shared`` tile to one block; on a CPU, the
+    ``register`` tile is the micro-kernel, the ``l1`` tile the panel step, and the ``l2`` tile one parallel task. Per
+    axis, every tile is a multiple of the tile of the next faster layer; the slowest layer holds the whole tensors.
+    Extents may exceed the axis: the excess is padding in the faster layers, never a padded copy in DRAM.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class RProgram:
         the input rows of a strip of outputs; see :mod:`roller.tile.windows`), ``"rows"`` (reduction without reuse, and
         multi-stage expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (a 3x3 window by
         Winograd's algorithm with output tiles of that many elements per side; see :mod:`roller.tile.winograd` for
-        CPUs and :mod:`roller.tile.winograd_products` for GPUs, where the tiles are those of a batched product).
+        CPUs and :mod:`roller.tile.winograd_products` for GPUs, where the tiles belong to a batched product).
     tiles
         ``((layer, extents), ...)`` from fastest to slowest; extents in elements over ``expr.axes``.
     storage_padding
@@ -64,12 +64,13 @@ class RProgram:
     relaxed
         Names of alignment rules that this program does not meet; its price includes the cost.
     constants
-        Inputs whose values do not change from call to call; CPU: those also ``staged`` are packed before all calls.
+        Inputs whose values do not change from call to call; CPU: constants that are also ``staged`` are packed before
+        all calls.
     nontemporal
         CPU: whole lines of the results bypass the caches, which then need not read the lines first.
     stages
-        GPU: copies of every staged tile in the scratchpad; with more than one, ``stages - 1`` reduction steps are
-        loaded ahead of the arithmetic.
+        GPU: number of copies of every staged tile in the scratchpad; with more than one, ``stages - 1`` reduction steps
+        are loaded ahead of the arithmetic.
     raster
         GPU: block tiles of the slower of the two fastest output axes that blocks cover before the faster one
         advances, so that a wave of blocks covers a squarer piece of the output.
@@ -182,12 +183,12 @@ class RProgram:
 
     @cached_property
     def grid(self) -> dict[str, int]:
-        """Blocks (or tasks) per spatial axis: ``ceil(extent / block tile)``."""
+        """Number of blocks (or tasks) per spatial axis: ``ceil(extent / block tile)``."""
         return {a.name: -(-a.extent // self.block_tile[a.name]) for a in self.axes if a.kind == SPATIAL}
 
     @cached_property
     def blocks(self) -> int:
-        """Blocks (or tasks) of the whole launch, split-K parts included."""
+        """Number of blocks (or tasks) in the whole launch, including split-K parts."""
         total = self.split_k
         for n in self.grid.values():
             total *= n
@@ -200,7 +201,7 @@ class RProgram:
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """Mechanisms beyond tiling as text: matrix instruction, pipeline stages, raster, split reduction."""
+        """Mechanisms other than tiling, as text: matrix instruction, pipeline stages, raster, and split reduction."""
         numbers = (("stages", self.stages), ("raster", self.raster), ("split_k", self.split_k))
         fragment = (self.fragment.name,) if self.fragment else ()
         return (*fragment, *(f"{name}={n}" for name, n in numbers if n > 1))
@@ -272,7 +273,7 @@ class RProgram:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:
-        """Return operator and tiles; :meth:`__str__` has all fields."""
+        """Return the operator and tiles; :meth:`__str__` includes all fields."""
         return one_line("RProgram", f"{self.expr.name}: {self}")
 
     def _repr_html_(self) -> str:

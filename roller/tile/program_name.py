@@ -189,7 +189,7 @@ def _name(text: str, where: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a name unchanged if it is unambiguous, else as a JSON string with single quotes escaped."""
+    """Return a name unchanged if it is unambiguous, otherwise as a JSON string with single quotes escaped."""
     if _PLAIN.fullmatch(name):
         return name
     return json.dumps(name).replace("'", "\\u0027")

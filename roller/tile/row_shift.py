@@ -25,7 +25,7 @@ class RowShift:
     axis
         The axis along a row.
     start
-        Start of a row (elements, coefficients modulo ``width``); the shift is its remainder by ``width``.
+        Start of a row (elements, coefficients modulo ``width``); the shift is the start modulo ``width``.
     width
         Elements of a vector.
     """
@@ -48,7 +48,7 @@ class RowShift:
         return width
 
     def vector_elements(self, index: Sequence[Index], tensor: Tensor) -> int:
-        """Return the elements of one access at aligned positions, limited by the widest access."""
+        """Return the number of elements per access at aligned positions, limited by the widest access."""
         return min(self.aligned_elements(index, tensor), VECTOR_BYTES // tensor.itemsize_bytes)
 
     def fits(self, extent: int, covered: int | Ints) -> bool | np.ndarray:
@@ -58,7 +58,7 @@ class RowShift:
         return found
 
     def positions(self, extent: int) -> int:
-        """Return the positions that hold the ``extent`` elements of any row, in whole vectors."""
+        """Return the number of positions, in whole vectors, that hold the ``extent`` elements of any row."""
         most = self.width - 1 if self.start.terms else self.start.const
         return -(-(extent + most) // self.width) * self.width
 

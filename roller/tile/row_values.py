@@ -1,7 +1,8 @@
 """Values that a row kernel computes once instead of once per element: values of a row, and values shared by two stages.
 
-A value of a row depends on no column. A division by such a value becomes a multiplication by its reciprocal where that
-is safe (:func:`with_reciprocals`); values of elements that two stages need stay in registers (:func:`shared_values`).
+A value of a row does not depend on any column. A division by such a value becomes a multiplication by its reciprocal
+where that is safe (:func:`with_reciprocals`); values of elements that two stages need stay in registers
+(:func:`shared_values`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class RowForm:
     body
         The value of one element, with safe divisions by row values replaced by multiplications.
     row
-        Subtrees of ``body`` with special functions that depend on no column; each is computed once per row.
+        Subtrees of ``body`` with special functions that do not depend on any column; each is computed once per row.
     """
 
     body: Scalar
@@ -93,7 +94,7 @@ class Share(Enum):
 
 
 def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
-    """Return share, dtype of the rate, instruction class and count of all arithmetic of a row expression."""
+    """Return the share, rate dtype, instruction class and count for all arithmetic in a row expression."""
     if "row_mix" not in expr._memo:
         found: dict[tuple[Share, str, str], float] = {}
         columns = {a.name for a in expr.anchor.reduction_axes}
@@ -124,7 +125,7 @@ def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
 
 
 def row_conversions(expr: TensorExpr) -> tuple[tuple[Share, tuple[str, str]], ...]:
-    """Return the share and the rate of the conversions of results to the dtype they are stored in."""
+    """Return the share and the rate of conversions of results to their storage dtype."""
     if "row_conversions" not in expr._memo:
         found = []
         for r in row_stages(expr):
@@ -137,7 +138,7 @@ def row_conversions(expr: TensorExpr) -> tuple[tuple[Share, tuple[str, str]], ..
 
 
 def shared_words(expr: TensorExpr) -> int:
-    """Return the values per element that shared values need beyond the kept inputs that they replace."""
+    """Return the number of values per element that shared values need beyond the kept inputs they replace."""
     if "shared_words" not in expr._memo:
         shared = shared_values(expr)
         stages = [r for r in row_stages(expr) if r.aligned]
@@ -151,7 +152,7 @@ def shared_words(expr: TensorExpr) -> int:
 
 
 def replaced(body: Scalar, values: Mapping[Scalar, Scalar]) -> Scalar:
-    """Return ``body`` with subtrees replaced, the largest first."""
+    """Return ``body`` with subtrees replaced, starting with the largest."""
     if body in values:
         return values[body]
     if isinstance(body, Call):
@@ -164,7 +165,7 @@ def with_reciprocals(expr: TensorExpr, s: Stage, columns: Collection[str]) -> Sc
     # The product has one more rounding than the quotient: at most 1.5 units in the last place instead of 0.5, of the 8
     # that :mod:`roller.runtime.check` allows. The reciprocal of a subnormal ``x`` could overflow where the quotient is
     # finite, so the divisor must be at least the smallest normal number (:func:`least`): a softmax's sum (at least 1)
-    # or a norm with its epsilon, but not a bare sum of magnitudes. Above ``2**126`` the reciprocal is subnormal and
+    # or a norm with its epsilon, but not a bare sum of magnitudes. Above ``2**126``, the reciprocal is subnormal and
     # loses two bits; infinities and NaN give the same results as the division. Divisions inside comparisons, rounding
     # functions and conversions to integers stay, because these are discontinuous.
     tensors = expr.tensors
@@ -191,7 +192,7 @@ def with_reciprocals(expr: TensorExpr, s: Stage, columns: Collection[str]) -> Sc
 
 
 def least(n: Scalar, expr: TensorExpr) -> float:
-    """Return a lower bound of ``n`` (NaN aside), or ``-inf`` if none is known.
+    """Return a lower bound on ``n`` (NaN aside), or ``-inf`` if none is known.
 
     Examples
     --------
@@ -227,7 +228,7 @@ def least(n: Scalar, expr: TensorExpr) -> float:
 
 
 def _least_result(s: Stage, expr: TensorExpr) -> float:
-    """Return a lower bound of a stage's result; a sum of ``exp(x - max(x))`` contains the term 1 of the maximum."""
+    """Return a lower bound on a stage's result; a sum of ``exp(x - max(x))`` contains the term 1 of the maximum."""
     low = least(s.body, expr)
     if s.combiner is None or COMBINERS[s.combiner].selects:
         return low
@@ -268,7 +269,7 @@ def _special(n: Scalar) -> bool:
 
 
 def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
-    """Yield the largest subtrees that depend on no column and contain a special function."""
+    """Yield the largest subtrees that do not depend on a column and contain a special function."""
     if not _moves(body, columns):
         if any(_special(n) for n in walk(body)):
             yield body
@@ -280,7 +281,7 @@ def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
 
 
 def _worth(n: Call, columns: Collection[str]) -> bool:
-    """Return whether a value is worth a register: it has a special function of the columns and is no bool."""
+    """Return whether a value is worth a register: it has a special function of the columns and is not a bool."""
     return n.fn not in _JUMPS and any(_special(x) and _moves(x, columns) for x in walk(n))
 
 

@@ -26,7 +26,7 @@ class RowStage:
     stage
         The stage with element-wise producers inlined; ``aligned`` columns have the anchor's names.
     columns
-        Names of its axes that are no rows, in order; empty for one result per row.
+        Names of its axes that are not rows, in order; empty for one result per row.
     aligned
         Whether its columns have the anchor's extents.
     """
@@ -56,8 +56,8 @@ def row_stages(expr: TensorExpr) -> tuple[RowStage, ...]:
 
 
 def kept_loads(expr: TensorExpr) -> tuple[Load, ...]:
-    """Return the loads that a thread with all columns of a row issues once for all stages, in the anchor's names."""
-    # Loads of inputs by the columns, which several stages or a reduction read.
+    """Return the loads that a thread with all columns of a row issues once for all stages, using the anchor's names."""
+    # Loads of inputs along the columns that several stages or a reduction read.
     if "kept_loads" not in expr._memo:
         inputs, columns = {t.name for t in expr.inputs}, {a.name for a in expr.anchor.reduction_axes}
         uses: dict[Load, int] = {}

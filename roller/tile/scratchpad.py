@@ -1,4 +1,4 @@
-"""Scratchpad bytes of staged tiles: slots of a pipeline, and tiles too large for static allocation; for arrays too."""
+"""Scratchpad bytes of staged tiles, for one program or arrays: pipeline slots, tiles beyond static allocation."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from roller.expr import SPATIAL, Axis, Index, Load, Stage, Tensor, TensorExpr, l
 from roller.expr.scalar import Bound, Scalar, Term
 from roller.tile.program import RProgram
 
-#: Modulus whose remainder extents keep, because vectors, transactions and swizzles may depend on it (elements).
+#: Extents keep their remainder modulo this number (elements), on which vectors, transactions and swizzles may depend.
 _KEPT = 64
 
 
@@ -51,12 +51,13 @@ def _axes(expr: TensorExpr) -> Iterable[Axis]:
 
 
 def _extent(program: RProgram, axis: Axis, tiles: int) -> int:
-    """Return the least extent of an axis with the same remainders, steps and periods."""
+    """Return the smallest extent of an axis with the same remainders, steps and periods."""
     block = program.block_tile.get(axis.name, 1)
     reduces = axis.name in program.axis_names and axis.name not in program.grid
     periods = [t.div * max(t.mod, 1) for t in _terms(program.expr, axis.name)]
     unit = math.lcm(block, _KEPT if _has_stride(program.expr, axis.name) else 1, *periods)
-    # Divisions by powers of two become shifts, which simplify further, so the count stays a power of two or no power.
+    # Divisions by powers of two become shifts, which simplify further, so a count that is a power of two stays one, and
+    # any other count does not become one.
     count = -(-axis.extent // block)
     tiles = tiles + 1 if count & (count - 1) == 0 and tiles & (tiles - 1) else tiles
     if reduces:
@@ -108,7 +109,7 @@ def _with_extent(expr: TensorExpr, axis: Axis, extent: int) -> TensorExpr | None
 
 
 def _reach(index: Index, axis: str, less: int) -> int:
-    """Return the decrease of the largest value of an index, negative if it is unknown."""
+    """Return the decrease in the largest value of an index, negative if it is unknown."""
     total = 0
     for t in index.terms:
         if t.axis != axis or t.mod:

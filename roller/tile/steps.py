@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from roller.expr import Index
 
-#: Points along an axis that are sampled to find how often its rows wrap around.
+#: Number of points sampled along an axis to find how often its rows wrap around.
 _SAMPLE = 4096
 
 
 def pitches(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the elements between neighbours along every dimension of a row-major array.
+    """Return the distance (elements) between neighbours along every dimension of a row-major array.
 
     Examples
     --------
@@ -29,7 +29,7 @@ def pitches(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
-    """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 is contiguous."""
+    """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 means contiguous."""
     n = min(extent, 257)
     if n < 2:
         return float("inf")
@@ -39,7 +39,7 @@ def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
 def tile_pieces(
     start: int, moves: Sequence[tuple[int, int, int]], lattice: int, size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first position and the count of positions ``lattice`` apart of each tile along one dimension.
+    """Return, per tile along one dimension, the first position and the count of positions ``lattice`` apart.
 
     Examples
     --------
@@ -66,11 +66,11 @@ def tile_pieces(
 
 
 def break_share(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
-    """Return the share of neighbours along ``axis`` that are not adjacent in memory, where rows wrap around.
+    """Return the fraction of neighbours along ``axis`` that are not adjacent in memory because rows wrap around.
 
     Examples
     --------
-    Columns and rows of an image as one axis: contiguous where all columns are read, broken at every row where not.
+    Columns and rows of an image as one axis: contiguous if all columns are read, otherwise broken at every row.
 
     >>> from roller.expr import Term
     >>> rows, columns = Index((Term("p", 1, 4),)), Index((Term("p", 1, 1, 4),))

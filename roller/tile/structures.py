@@ -16,8 +16,8 @@ class Structure:
     Parameters
     ----------
     reuses
-        Blocks (GPU) or tasks (CPU) take the reduction in steps and share operands within one: tiles of these are
-        staged, in several slots, and the reduction may be split.
+        Blocks (GPU) or tasks (CPU) take the reduction in steps and share operands within a step: operand tiles are
+        staged in several slots, and the reduction may be split.
     reduces
         The anchor has a reduction.
     spreads_reductions
@@ -27,8 +27,8 @@ class Structure:
     on_matrix_unit
         A fragment computes the products.
     output_side
-        Side of the output tiles of Winograd's algorithm (elements), else 0. On a GPU, tiles are those of the product of
-        the transformed operands.
+        Side of the output tiles of Winograd's algorithm (elements), else 0. On a GPU, the tiles belong to the product
+        of the transformed operands.
     """
 
     name: str
@@ -49,7 +49,7 @@ WINDOW = Structure("window", slides_windows=True)
 ROWS = Structure("rows", spreads_reductions=True)
 STREAMING = Structure("streaming", reduces=False)
 WINOGRAD = (Structure("winograd2", output_side=2), Structure("winograd4", output_side=4))
-#: All structures by name, in the order of messages.
+#: All structures by name, in the order in which messages list them.
 STRUCTURES = {s.name: s for s in (TILED, MATRIX, WINDOW, ROWS, STREAMING, *WINOGRAD)}
 
 

@@ -1,7 +1,7 @@
 """The schedule of a bulk-synchronous program as data: the slice of each tensor that each unit gets in each superstep.
 
-It states rules instead of all copies: the tile of a task, the boxes of its tensors, the codelets of each phase. A
-driver of a device expands it, as :mod:`roller.emulator.bsp` does.
+It states rules instead of listing every copy: the tile of a task, the boxes of its tensors, and the codelets of each
+phase. A device driver expands these rules, as :mod:`roller.emulator.bsp` does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TensorPlan:
     role
         ``"input"``, ``"output"`` or ``"local"`` (no unit reads another unit's piece).
     lattice, counts, pitches
-        Per dimension, the spacing of positions in a copy, their number, and the number the copy has space for.
+        Per dimension, the spacing of positions in a copy, their number, and the number for which the copy has space.
     accesses
         Per access and dimension ``(constant, ((axis, coefficient, divisor, modulus), ...))``.
     """
@@ -70,14 +70,14 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All that a host must know besides the codelets.
+    """Everything that a host must know in addition to the codelets.
 
     Parameters
     ----------
     units, workers
         Units of the device, and workers of a unit.
     tasks, split, steps
-        Tiles of the output times parts; parts of the reduction; steps of one part.
+        Output tiles times parts; parts of the reduction; steps of one part.
     sums, sums_dtype
         Accumulators of a unit that outlive a superstep (0 if none), and their dtype.
     combine, finish
@@ -126,7 +126,7 @@ def _tuples(value: Any) -> Any:
 
 
 def plain(name: str) -> str:
-    """Return a unique name of letters, digits and underscores for codelets; other characters become ``_code_``.
+    """Return a unique codelet name of letters, digits and underscores; other characters become ``_code_``.
 
     Examples
     --------

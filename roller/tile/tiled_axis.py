@@ -14,9 +14,9 @@ class TiledAxis:
     units
         Units along the axis.
     group, groups
-        Units of one micro-kernel; groups of one box.
+        Units per micro-kernel; groups per box.
     box, boxes
-        Units of one task; tasks along the axis.
+        Units per task; number of tasks along the axis.
     is_open
         Whether the number of units differs from call to call (at least a group).
     """

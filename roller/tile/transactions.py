@@ -12,12 +12,12 @@ import numpy as np
 
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Largest number of tile positions or rows along one dimension for which rows are counted one by one.
+#: Maximum number of tile positions or rows along one dimension for which rows are counted one by one.
 _COUNTED_ROWS = 1 << 13
 
 
 def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Ints:
-    """Return the largest power of two (up to a transaction) that every row of every tile starts at."""
+    """Return the largest power of two (up to a transaction) to which every row of every tile is aligned."""
     bits = np.full(len(tiles), transaction_bytes, np.int64)
     size = access.tensor.itemsize_bytes
     if access.gather:
@@ -40,8 +40,8 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
 
 
 def _pitches(access: Access) -> tuple[tuple[int, int, int, int, tuple[tuple[int, int, int], ...]], ...]:
-    """Return the steps that change the start of rows, in bytes, per dimension, the last dimension first."""
-    # The dimension, its size, its constant, a step along it, and ``(axis, extent, step)`` of the axes that index it.
+    """Return the steps that change the start of rows, in bytes, per dimension, starting with the last dimension."""
+    # The dimension, its size, its constant, a step along it, and ``(axis, extent, step)`` for the axes that index it.
     if "pitches" not in access._memo:
         found, pitch = [], access.tensor.itemsize_bytes
         for d in range(len(access.tensor.shape) - 1, -1, -1):
@@ -58,7 +58,7 @@ def _pitches(access: Access) -> tuple[tuple[int, int, int, int, tuple[tuple[int,
 
 
 def transactions_per_row(row_bytes: Ints, alignment_bytes: Ints, transaction_bytes: int) -> Floats:
-    """Return the expected transactions of one row (formula in the module's docstring)."""
+    """Return the expected number of transactions for one row (formula in the module's docstring)."""
     slots = transaction_bytes // alignment_bytes
     return (-(-row_bytes // alignment_bytes) + slots - 1) / slots
 
@@ -72,7 +72,7 @@ def tile_transaction_bytes(access: Access, tiles: Ints, transaction_bytes: int) 
 
 
 def touched_bytes(access: Access, transaction_bytes: int) -> float:
-    """Return the bytes of all transactions of the tensor that are touched at all (strides may skip rows)."""
+    """Return the bytes of all transactions of the tensor that are touched (strides may skip rows)."""
     whole = access.axis_extents[None, :]
     moved, _ = tile_transaction_bytes(access, whole, transaction_bytes)
     if access.gather:
@@ -82,8 +82,9 @@ def touched_bytes(access: Access, transaction_bytes: int) -> float:
 
 def counted_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats:
     """Return the bytes that all tiles of a launch load in whole transactions, ``(N,)``, or NaN."""
-    # Every row counts at its actual offset. NaN where rows are not counted one by one: gathered tiles, diagonals, and
-    # more than a few ten thousand distinct rows; :func:`tile_transaction_bytes` then gives the expectation.
+    # Every row counts at its actual offset. The result is NaN if rows are not counted one by one: for gathered tiles,
+    # diagonals, and more than a few tens of thousands of distinct rows; :func:`tile_transaction_bytes` then gives the
+    # expectation.
     axes = _axes_by_dimension(access)
     if axes is None:
         return np.full(len(tiles), np.nan)
@@ -107,7 +108,7 @@ def _axes_by_dimension(access: Access) -> dict[int, tuple[int, ...]] | None:
 
 
 def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, transaction_bytes: int) -> Floats:
-    """Return the bytes of every data tile once ``(N,)``: integers, exact in any order of addition."""
+    """Return the bytes of every data tile, counted once ``(N,)``: integers, exact in any order of addition."""
     counts, slots = -(-access.axis_extents // tiles), transaction_bytes // access.tensor.itemsize_bytes
     known = np.ones(len(tiles), bool)
     for a in axes.values():
@@ -123,7 +124,7 @@ def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints,
 
 
 def _transactions(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, lead: int, slots: int) -> Floats:
-    """Return the transactions of all runs, which start at dimension ``lead``, ``(N,)``; NaN if they are too many."""
+    """Return the number of transactions for all runs, which start at dimension ``lead``, ``(N,)``; NaN if too many."""
     offsets = np.zeros((len(tiles), slots))  # number of rows by their offset in a transaction, in elements
     offsets[:, 0] = 1.0
     rolled = (np.arange(slots)[:, None] - np.arange(slots)[None, :]) % slots
@@ -143,13 +144,13 @@ def _transactions(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints,
 
 
 def _distinct(tiles: Ints, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Return the tiles with distinct extents along ``axes``, and the index of each tile's equal, ``(N,)``."""
+    """Return the tiles with distinct extents along ``axes``, and for each tile the index of its equal, ``(N,)``."""
     _, first, which = np.unique(tiles[:, list(axes)], axis=0, return_index=True, return_inverse=True)
     return tiles[first], which.reshape(-1)
 
 
 def _leads(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints) -> Ints:
-    """Return the dimension at which the run of every tile starts, with all faster ones covered whole, ``(N,)``."""
+    """Return the dimension at which every tile's run starts, with all faster dimensions covered whole, ``(N,)``."""
     last = len(access.tensor.shape) - 1
     leads, going = np.full(len(tiles), last, np.int64), np.ones(len(tiles), bool)
     for d in range(last, 0, -1):
@@ -162,7 +163,7 @@ def _leads(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints) -> Int
 
 
 def _whole(access: Access, d: int, axes: tuple[int, ...], tile: Ints) -> bool:
-    """Return whether every tile covers a dimension."""
+    """Return whether every tile covers the whole dimension."""
     key = ("whole", d, *tile[list(axes)].tolist())
     if key not in access._memo:
         access._memo[key] = bool((access.pieces(d, axes, tile)[1] == access.tensor.shape[d]).all())
@@ -170,7 +171,7 @@ def _whole(access: Access, d: int, axes: tuple[int, ...], tile: Ints) -> bool:
 
 
 def _pitch(access: Access, d: int) -> int:
-    """Return the elements between neighbours along a dimension."""
+    """Return the distance (elements) between neighbours along a dimension."""
     return math.prod(access.tensor.shape[d + 1 :])
 
 
@@ -191,7 +192,7 @@ def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, s
 
 
 def _transactions_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
-    """Return transactions of the runs along a dimension by the offset of their rows in elements, ``(slots,)``."""
+    """Return the transactions of the runs along a dimension by the offset of their rows (elements), ``(slots,)``."""
     key = ("touched", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
         first, number = access.pieces(d, axes, tile)

@@ -18,7 +18,7 @@ ASYNC_BYTES = (4, 8, 16)
 
 
 def _flat(index: Sequence[Index], shape: Sequence[int], axis: str, values: np.ndarray) -> np.ndarray:
-    """Return flat offsets along one axis, the other axes and constants at zero."""
+    """Return flat offsets along one axis, with the other axes and constants at zero."""
     total = np.zeros(len(values), np.int64)
     for i, pitch in zip(index, pitches(shape), strict=True):
         mine = Index(tuple(t for t in i.terms if t.axis == axis))
@@ -50,14 +50,14 @@ def is_in_memory(expr: TensorExpr, tensor: str) -> bool:
 
 
 def staged_itemsize(expr: TensorExpr, tensor: Tensor) -> int:
-    """Return the bytes of an element of a staged tile; narrow floats computed by the kernel are kept as float32."""
+    """Return the bytes per element of a staged tile; narrow floats computed by the kernel are kept as float32."""
     narrow = tensor.dtype in NARROW_FLOATS and not is_in_memory(expr, tensor.name)
     return DTYPE_BYTES["float32"] if narrow else tensor.itemsize_bytes
 
 
 @lru_cache(maxsize=4096)
 def widest_vector(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int) -> int:
-    """Return the most elements along ``axis`` such that every aligned chunk is one aligned vector in memory."""
+    """Return the largest number of elements along ``axis`` such that every aligned chunk is one memory vector."""
     width = max(1, VECTOR_BYTES // tensor.itemsize_bytes)
     while width > 1 and not vectorizable(index, tensor, axis, extent, width):
         width //= 2
@@ -65,13 +65,13 @@ def widest_vector(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: i
 
 
 def chunk_elements(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int, chunk: int) -> int:
-    """Return the elements of one access that evenly divides every chunk of ``chunk`` along ``axis``."""
+    """Return the number of elements per access that evenly divides every chunk of ``chunk`` elements along ``axis``."""
     return math.gcd(chunk, widest_vector(index, tensor, axis, extent))
 
 
 @lru_cache(maxsize=4096)
 def whole_chunk(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int, chunk: int) -> int:
-    """Return the elements of one access if a chunk is either one vector or single elements."""
+    """Return the number of elements per access if a chunk is accessed either as one vector or element by element."""
     return chunk if vectorizable(index, tensor, axis, extent, chunk) else 1
 
 
@@ -83,7 +83,7 @@ def copy_width(
     row: tuple[str, int | Ints, int | Ints],
     padding: int | Ints = 0,
 ) -> int | Ints:
-    """Return the elements of a staged tile that are copied at once: one program's, or ``(N,)``."""
+    """Return the number of elements of a staged tile copied at once: for one program, or as an array ``(N,)``."""
     # Vectors must be aligned in the tensor and in the scratchpad, and must not straddle a bound.
     if tensor.dtype == "bool":  # TVM prints vectors of bools as vectors of two bytes per element
         return 1
@@ -91,7 +91,7 @@ def copy_width(
     bits = elements | padding | max(1, VECTOR_BYTES // tensor.itemsize_bytes)
 
     def start(a: str) -> int | Ints:
-        """Return the largest common divisor of all tile starts; 0 if there is one tile, at 0."""
+        """Return the greatest common divisor of all tile starts; 0 if there is only one tile, at 0."""
         return (tile[a] < extents[a]) * tile[a]
 
     if axis:

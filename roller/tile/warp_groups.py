@@ -17,7 +17,7 @@ from roller.expr import Load, Tensor
 CHUNK_BYTES = 16
 #: Lines the unit reads at a time, and bytes of the longest line.
 _LINES, _LINE_BYTES = 8, 128
-#: Code of the swizzle in a descriptor by bytes of a line.
+#: Swizzle code in a descriptor, by bytes per line.
 _SWIZZLES = {128: 1, 64: 2, 32: 3}
 #: Alignment of tiles (bytes): the period of the longest pattern of swizzled lines.
 ALIGNMENT_BYTES = _LINES * _LINE_BYTES
@@ -30,7 +30,7 @@ class GroupTile:
     Parameters
     ----------
     axis, k_axis
-        Axis of its rows (m for A, n for B), and of the reduction.
+        Axis of its rows (m for A, n for B), and the reduction axis.
     rows, depth
         Extents along both (elements).
     k_major
@@ -48,7 +48,7 @@ class GroupTile:
 
     @property
     def chunk(self) -> int:
-        """Elements of a chunk."""
+        """Elements per chunk."""
         return CHUNK_BYTES // self.tensor.itemsize_bytes
 
     @property
@@ -58,7 +58,7 @@ class GroupTile:
 
     @property
     def lines(self) -> int:
-        """Lines of a slab."""
+        """Lines per slab."""
         return self.rows if self.k_major else self.depth
 
     @property
@@ -74,7 +74,7 @@ class GroupTile:
 
     @property
     def swizzle(self) -> int:
-        """Code of the swizzle in a descriptor."""
+        """Swizzle code in a descriptor."""
         return _SWIZZLES[self.line_bytes]
 
     @property
@@ -95,7 +95,7 @@ class GroupTile:
         return chunk // per * (self.lines * line_elements) + line * line_elements + moved * self.chunk
 
     def start(self, row: Any, k: int) -> Any:
-        """Return the element at which a product's operand starts: ``row`` a multiple of its rows, ``k`` of 16."""
+        """Return the element at which a product's operand starts: ``row`` is a multiple of its rows, ``k`` of 16."""
         line_elements = self.line_bytes // self.tensor.itemsize_bytes
         line, along = (row, k) if self.k_major else (k, row)
         return along // line_elements * (self.lines * line_elements) + line * line_elements + along % line_elements

@@ -1,4 +1,4 @@
-"""Sliding-window reductions: the input rows of a strip of outputs, and the outputs that each row contributes to.
+"""Sliding-window reductions: the input rows of a strip of outputs, and the outputs to which each row contributes.
 
 A thread of structure ``window`` computes a strip of outputs along one spatial axis (the slide). It loads every input
 row once and adds it to all outputs whose window contains it, so only these outputs need accumulators.
@@ -127,7 +127,7 @@ class RowBox:
 
 
 def fragment_of(slide: Slide, tile: Mapping[str, int]) -> RowBox:
-    """Return the box of one row for register extents ``tile``, with reduction extents in full."""
+    """Return the box of one row for register extents ``tile``, with full reduction extents."""
     dims, extents, steps = [], [], []
     for d, index in enumerate(slide.source.index):
         terms = [t for t in index.terms if tile[t.axis] > 1] if d != slide.dim else []
@@ -145,15 +145,15 @@ class Halo:
     Parameters
     ----------
     copy
-        Elements of a vector by which rows are copied.
+        Elements per vector when rows are copied.
     shift
-        Elements before the tile, which align rows to the vectors of the tensor.
+        Elements prepended to the tile to align rows to the tensor's vectors.
     extent
-        Elements of a row.
+        Elements per row.
     lead
-        Elements before a thread's part at which its first vector starts.
+        Number of elements by which a thread's first vector starts before its part.
     width, chunks
-        Elements of a vector, and vectors that a thread reads.
+        Elements per vector, and number of vectors that a thread reads.
     """
 
     copy: int

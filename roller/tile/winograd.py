@@ -1,4 +1,4 @@
-"""Winograd's minimal filtering of a 3x3 window: the expressions it applies to, its matrices, its tiling on CPUs.
+"""Winograd's minimal filtering of a 3x3 window: the expressions it applies to, its matrices, and its tiling on CPUs.
 
 Source: A. Lavin, S. Gray: "Fast Algorithms for Convolutional Neural Networks", CVPR 2016.
 """
@@ -26,8 +26,8 @@ from roller.tile.tiled_axis import TiledAxis
 #
 # Numerical error. The matrices are those of the polynomial ``prod(x - p)`` over a few points ``p``, which determine the
 # growth of rounding errors. For ``F(4x4)`` they are ``0, +-3/4, +-3/2``, whose squares and products are short binary
-# fractions: in float32 they lose half as much as the usual ``0, +-1, +-2``. Measured for 28x28 images and 64 filters
-# with these kernels, against float64:
+# fractions: in float32, they lose half as much accuracy as the usual ``0, +-1, +-2``. Measured for 28x28 images and 64
+# filters with these kernels, against float64:
 #
 # ==================== =================== =================== ===================
 # channels             16                  64                  512
@@ -45,7 +45,7 @@ from roller.tile.tiled_axis import TiledAxis
 # all-zero window is not exactly zero, the elementwise bound fails next to an input that is orders of magnitude larger,
 # and an infinity or NaN reaches every output of its tile. ``ConstructOptions(winograd=False)`` selects direct sums.
 #
-# A GPU's kernels use the same matrices. On the emulator (28x28 images, 16 filters, 16 to 256 channels) their root mean
+# GPU kernels use the same matrices. On the emulator (28x28 images, 16 filters, 16 to 256 channels) their root mean
 # square errors are 0.37 to 0.96 times (F(2x2)) and 0.25 to 3.2 times (F(4x4)) that of a direct kernel with one chain of
 # additions, and their largest error is 0.23 of the bound (rectified inputs, 16 channels). A direct sum split over
 # blocks is itself more than twice as accurate as one chain.
@@ -56,7 +56,7 @@ ACCURACY = (
     "Winograd's algorithm: root mean square error 0.2 to 3.2 times that of a direct sum; an output is accurate "
     "relative to the largest input of its tile, not of its 3x3 window. ConstructOptions(winograd=False) sums directly."
 )
-#: Fewest channels for which the rounding of the transforms stays well inside a correct kernel's bound.
+#: Minimum number of channels for which the transforms' rounding error stays well within a correct kernel's bound.
 LEAST_CHANNELS = 16
 #: Width of the window of the matrices below (elements).
 WINDOW = 3
@@ -71,7 +71,7 @@ class WindowProduct:
     Parameters
     ----------
     image, filters
-        The operand that the window slides over, and the other one.
+        The operand that the window slides over, and the other operand.
     slides
         ``(spatial axis, window axis, dimension of image)`` of rows, then of columns.
     channel, filter
@@ -92,7 +92,7 @@ class WindowProduct:
 
 
 def window_product(expr: TensorExpr) -> WindowProduct | None:
-    """Return the window product of ``expr``, or ``None`` if it is none.
+    """Return the window product of ``expr``, or ``None`` if it is not one.
 
     Examples
     --------
@@ -178,7 +178,7 @@ def _slide(index: Index, dimension: int, spatial: set[str]) -> tuple[str, str, i
 
 
 def _plain(indices: Sequence[Index]) -> bool:
-    """Return whether every index is one axis, a digit of one, or a constant, and no axis repeats but in all digits."""
+    """Return whether every index is an axis, a digit of one, or a constant, and axes repeat only as all digits."""
     if any(len(i.terms) > 1 or (i.terms and (i.const or i.terms[0].coef != 1)) for i in indices):
         return False
     digits: dict[str, list[tuple[int, int]]] = {}
@@ -229,15 +229,15 @@ class WinogradPlan:
     form
         The expression's operands and axes.
     m
-        Outputs of a tile along rows and columns.
+        Number of outputs per tile along rows and columns.
     tiled
         Axes of the output tiles: batch axes (images), rows, columns (output tiles).
     panels
         Panels of ``width`` filters; the last one ends with the axis and overlaps its neighbour.
     width, lanes
-        Filters of a micro-kernel, and of one vector.
+        Filters per micro-kernel, and per vector.
     channel_lanes
-        Channels of one vector of the image's transform.
+        Channels per vector of the image's transform.
     """
 
     form: WindowProduct
@@ -252,7 +252,7 @@ class WinogradPlan:
 
     @property
     def side(self) -> int:
-        """Elements of a transformed tile along one side."""
+        """Number of elements along one side of a transformed tile."""
         return self.m + WINDOW - 1
 
     @property
@@ -266,12 +266,12 @@ class WinogradPlan:
 
     @property
     def tiles(self) -> int:
-        """Output tiles of one task."""
+        """Output tiles per task."""
         return math.prod(t.box for t in self.tiled)
 
     @property
     def kernel_rows(self) -> int:
-        """Output tiles of one micro-kernel."""
+        """Output tiles per micro-kernel."""
         return math.prod(t.group for t in self.tiled)
 
     @property
@@ -291,7 +291,7 @@ class WinogradPlan:
 
     @property
     def channel_pitch(self) -> int:
-        """Elements between adjacent tiles in ``V``: an odd number of cache lines, so that their cache sets differ."""
+        """Pitch (elements) of adjacent tiles in ``V``: an odd number of cache lines, so that cache sets differ."""
         line = 16
         lines = -(-self.channels // line)
         return (lines + 1 - lines % 2) * line
@@ -301,7 +301,7 @@ class WinogradPlan:
         cls, expr: TensorExpr, structure: str, register: Mapping[str, int], task: Mapping[str, int], lanes: int,
         open_axes: Sequence[str] = (),
     ) -> WinogradPlan | None:  # fmt: skip
-        """Return the plan of a register and a task tile (elements per axis), or ``None`` for another expression."""
+        """Return the plan for register and task tiles (elements per axis), or ``None`` for other expressions."""
         form = window_product(expr)
         if form is None or {form.filter, form.channel} & set(open_axes):
             return None
@@ -322,12 +322,12 @@ class WinogradPlan:
 
 
 def power_of_two_below(n: int) -> int:
-    """Return the largest power of two not above ``n``."""
+    """Return the largest power of two not exceeding ``n``."""
     return 1 << (n.bit_length() - 1)
 
 
 def operations(matrix: Matrix) -> int:
-    """Return the vector operations of ``matrix @ values``, with subexpressions of opposite points counted once.
+    """Return the number of vector operations in ``matrix @ values``; opposite points' subexpressions count once.
 
     Examples
     --------
@@ -351,6 +351,6 @@ def operations(matrix: Matrix) -> int:
 
 
 def _sum_operations(coefficients: Sequence[float]) -> int:
-    """Return the operations of a weighted sum: one product, then one multiply-add per term."""
+    """Return the number of operations in a weighted sum: one product, then one multiply-add per term."""
     left = [c for c in coefficients if c]
     return len(left) - (left[0] == 1.0)

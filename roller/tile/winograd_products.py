@@ -1,4 +1,4 @@
-"""Winograd's algorithm on GPUs: the batched matrix product between the kernels that transform.
+"""Winograd's algorithm on GPUs: the batched matrix product between the transform kernels.
 
 Filters and images are transformed into workspaces ``U`` and ``V``; one matrix product per element of the transformed
 tile computes ``M``, which is transformed back. A GPU program of a ``winograd`` structure is a tiling of that product.
@@ -17,7 +17,7 @@ from roller.tile.program import RProgram
 from roller.tile.structures import structure_named
 from roller.tile.winograd import WINDOW, WindowProduct, window_product
 
-#: Elements of a vector (16 bytes), of which workspace rows are whole multiples: the last filter or tile is repeated.
+#: Elements per vector (16 bytes); workspace rows consist of whole vectors, so the last filter or tile is repeated.
 ROW_ELEMENTS = 4
 #: Threads per block of the transform kernels; each thread transforms one tile of one channel or filter.
 THREADS = 256
@@ -34,15 +34,15 @@ class Products:
     form
         Operands and axes of the window product.
     m
-        Outputs of a tile along rows and columns.
+        Number of outputs per tile along rows and columns.
     units
-        ``(axis, output tiles or images along it)``: batch axes in the image's order, rows, columns.
+        ``(axis, output tiles or images along it)``: batch axes in the image's order, then rows and columns.
     axes
         Axes of the window product, in order.
     expr
         The product ``M[e, f, t] = sum_c U[e, c, f] * V[e, c, t]``. ``V`` is ``[e, t, c]`` if the image's channels are
-        contiguous, ``M`` is ``[e, t, f]`` if the output's filters are. ``U`` and ``V`` have the names of the tensors
-        that they are computed from, so that fields of a program apply to both.
+        contiguous, and ``M`` is ``[e, t, f]`` if the output's filters are contiguous. ``U`` and ``V`` have the names of
+        the tensors from which they are computed, so that fields of a program apply to both.
     """
 
     form: WindowProduct
@@ -53,12 +53,12 @@ class Products:
 
     @property
     def tiles(self) -> int:
-        """Output tiles of all images; rows of the workspaces may hold a few more."""
+        """Number of output tiles in all images; rows of the workspaces may hold a few more."""
         return math.prod(n for _, n in self.units)
 
     @property
     def elements(self) -> int:
-        """Elements of a transformed tile."""
+        """Number of elements in a transformed tile."""
         return (self.m + WINDOW - 1) ** 2
 
     @property
@@ -110,7 +110,7 @@ class Products:
 
 
 def products(expr: TensorExpr, structure: str) -> Products | None:
-    """Return the batched matrix product of an expression (memoised on it), or ``None`` if it is no window product.
+    """Return the batched matrix product of an expression (memoized on it), or ``None`` if it is not one.
 
     Examples
     --------

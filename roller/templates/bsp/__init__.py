@@ -1,4 +1,4 @@
-"""Templates of bulk-synchronous devices: units with a scratchpad each; compute phases alternate with exchanges."""
+"""Templates for bulk-synchronous devices: every unit has a scratchpad, and compute phases alternate with exchanges."""
 
 from roller.templates.bsp.common.price import BOTTLENECKS
 from roller.templates.bsp.explained import explained

@@ -1,4 +1,4 @@
-"""Checks of bulk-synchronous programs that a person named."""
+"""Checks of bulk-synchronous programs named by the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.tile.structures import Structure
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a program with fields that bulk-synchronous programs do not have."""
+    """Reject a program with fields that bulk-synchronous programs do not have."""
     del spec
     if program.interleaved or program.storage_padding or program.staged or program.nontemporal:
         raise TileError("program: interleaved, pad, staged and nontemporal belong to other devices. Leave them out.")

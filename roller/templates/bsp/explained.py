@@ -9,7 +9,7 @@ from roller.templates.bsp.common.price import Parts
 
 
 def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted seconds of the one program in ``told`` as a tree of terms."""
+    """Return the predicted seconds of the single program in ``told`` as a tree of terms."""
     p, at = told[0], Reader()
     terms, d, spec = p["terms"], p["decided"], p["spec"]
     parts = (_compute(p, at), _exchange(p, at),
@@ -25,7 +25,7 @@ def explained(told: Sequence[Parts]) -> Term:
 
 
 def _compute(p: Parts, at: Reader) -> Term:
-    """Return the seconds of all compute phases of the busiest unit."""
+    """Return the seconds of all compute phases on the busiest unit."""
     d = p["decided"]
     steps = at.made("product", "reduction of a tile", d.steps * p["step"], "cycles", at.given("steps", d.steps),
                     at.given("cycles of a step", p["step"], "cycles"))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Templates of bulk-synchronous devices, in the order in which their programs are constructed."""
+"""Templates for bulk-synchronous devices, in the order in which their programs are constructed."""
 
 from __future__ import annotations
 

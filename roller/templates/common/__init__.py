@@ -1,1 +1,1 @@
-"""Construction shared by all kinds of device: growth by data reuse, scale-up, reduction steps, forms, options."""
+"""Construction shared by all kinds of device: growth by data reuse, scale-up, reduction steps, forms, and options."""

@@ -1,4 +1,4 @@
-"""Forms of an expression that programs are constructed over: fused, grouped, or with digits joined."""
+"""Forms of an expression over which programs are constructed: fused, grouped, or with digits joined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller.templates.common.options import ConstructOptions
 
 
 def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
-    """Return the forms to construct programs for: fused, and grouped where that exists."""
+    """Return the forms to construct programs for: fused and, if it exists, grouped."""
     key = f"forms/{options.axis_fusion}/{options.axis_grouping}"
     if key not in expr._memo:
         plain = fuse_axes(expr) if options.axis_fusion else plain_axes(expr)
@@ -22,11 +22,11 @@ def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[Tensor
 
 
 def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[TensorExpr, ...]:
-    """Return the forms tried on matrix units: also the form with only the output axes grouped."""
+    """Return the forms tried on matrix units, including the form with only the output axes grouped."""
     if not spec.fragments:
         return ()
     forms = canonical_forms(expr, options)
-    if _is_one_row(expr):  # fragments overhang an axis of extent 1, which other forms leave out
+    if _is_one_row(expr):  # fragments overhang an axis of extent 1, which other forms omit
         return (*forms, plain_axes(expr))
     if "forms/stepped" not in expr._memo:
         stepped = group_axes(forms[0], reductions=False)
@@ -36,7 +36,7 @@ def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
 
 
 def _is_one_row(expr: TensorExpr) -> bool:
-    """Whether the expression is a product of one row or column."""
+    """Return whether the expression is a product of one row or column."""
     s = expr.anchor
     wide = {a.name for a in s.spatial_axes if a.extent > 1}
     if len(wide) == len(s.spatial_axes) or len(s.reduction_axes) != 1 or len(s.loads) != 2:

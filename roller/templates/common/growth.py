@@ -24,7 +24,7 @@ class Enlarged:
     score
         Data reuse score of the step (bytes saved per byte of footprint).
     others
-        ``((column, score), ...)`` of the other ways to grow the state, the best first.
+        ``((column, score), ...)`` for the other ways to grow the state, best first.
     """
 
     before: tuple[int, ...]
@@ -57,7 +57,7 @@ class Growth:
         self.rounds.append(_Round(states, table, np.asarray(score), grew))
 
     def road(self, target: Sequence[int]) -> tuple[Enlarged, ...] | None:
-        """Return the steps from a first state to ``target``, or ``None`` if growth never reached it."""
+        """Return the steps from an initial state to ``target``, or ``None`` if growth never reached it."""
         found = self._road(np.asarray(target, np.int64), len(self.rounds), {})
         return None if found is None else found[2]
 

@@ -15,7 +15,7 @@ from roller.tile.geometry import Geometry, Ints
 
 @dataclass(frozen=True)
 class Place:
-    """One program as a batch, with the device and options its neighbours depend on."""
+    """One program as a batch, with the device and options on which its neighbours depend."""
 
     batch: TileBatch
     spec: DeviceSpec
@@ -23,7 +23,7 @@ class Place:
 
     @classmethod
     def of(cls, batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> Place:
-        """Return the context of the one program of a batch."""
+        """Return the context of the single program in a batch."""
         return cls(batch, spec, options)
 
     @property
@@ -38,12 +38,12 @@ class Place:
 
     @property
     def stages(self) -> int:
-        """Copies of a staged tile in flight."""
+        """Number of copies of a staged tile in flight."""
         return int(np.max(self.batch.stages))
 
     @property
     def raster(self) -> int:
-        """Tiles of the slower axis that blocks cover before the faster axis advances."""
+        """Number of tiles along the slower axis that blocks cover before the faster axis advances."""
         return int(np.max(self.batch.raster))
 
     @property
@@ -65,7 +65,7 @@ class Place:
         return replace(self.batch, register=register, block=block, panel=panel, split_k=split, **changes)  # type: ignore[arg-type]
 
     def _block_steps(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the tiles with one axis of the block a step larger or smaller."""
+        """Yield the tiles with one axis of the block one step larger or smaller."""
         g, per = self.geometry, self.block // self.register
         for a in range(len(g.names)):
             most = -(-int(g.extents[a]) // int(self.register[a]))
@@ -79,11 +79,11 @@ class Place:
                 yield self.register, block
 
     def _steps_reduction(self, a: int) -> bool:
-        """Whether programs of this structure may take a reduction axis in steps of any size."""
+        """Return whether programs of this structure may take a reduction axis in steps of any size."""
         return not self.batch.traits.slides_windows and (self.spec.traits.blocks or self.batch.traits.reuses)
 
     def _register_steps(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the tiles with one axis of the register tile a step larger or smaller."""
+        """Yield the tiles with one axis of the register tile one step larger or smaller."""
         g = self.geometry
         for a in range(len(g.names)):
             unit = self.spec.teu.lanes if a == self.batch.vector_axis else self._fragment_unit(a)
@@ -124,7 +124,7 @@ def beside(now: int, values: tuple[int, ...]) -> list[int]:
 
 
 def _halves(now: int, most: int) -> list[int]:
-    """Return half, double and all of a reduction step; all stay aligned."""
+    """Return half, double and the whole of a reduction step; all values stay aligned."""
     return sorted({n for n in (now // 2 if now % 2 == 0 else now, min(2 * now, most), most) if n != now})
 
 

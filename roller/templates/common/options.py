@@ -1,4 +1,4 @@
-"""ConstructOptions: every mechanism of the construction can be switched off (the papers' ablations)."""
+"""ConstructOptions: every mechanism of construction can be switched off (for the papers' ablations)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from roller.templates.common.policy import POLICIES
 
 #: Part of a candidate's identity: raise it when a template changes the meaning of a program.
 TEMPLATE_VERSION = 3
-#: Candidates constructed, and timed at most, for ``top_k="auto"``, which decides which of them are timed.
+#: Number of candidates constructed for ``top_k="auto"``, which decides how many of them are timed.
 AUTO_MOST = 10
-#: Most programs that may be requested and priced: each takes memory before the first is returned.
+#: Maximum number of programs that may be requested and priced: each takes memory before the first is returned.
 MOST_PROGRAMS = 1_000_000
 #: Mechanisms that are on or off.
 _SWITCHES = (
@@ -26,30 +26,30 @@ _SWITCHES = (
 
 @dataclass(frozen=True, repr=False)
 class ConstructOptions:
-    """How to construct programs.
+    """Options for constructing programs.
 
     Parameters
     ----------
     top_k
-        Programs to keep, best estimate first; ``"auto"`` keeps those of the best :data:`AUTO_MOST` that the model
-        cannot distinguish from its favourite (:mod:`roller.construction.worth_timing`).
+        Number of programs to keep, best estimate first; ``"auto"`` keeps those of the best :data:`AUTO_MOST` that the
+        model cannot distinguish from its favourite (:mod:`roller.construction.worth_timing`).
     shrink
         Shrink block tiles when there are too few blocks to fill the device.
     axis_fusion
         Fuse axes that are adjacent, or both absent, in every tensor.
     axis_grouping
-        Consider the grouped form (implicit GEMM) besides the plain one.
+        Consider the grouped form (implicit GEMM) in addition to the plain form.
     epsilon
-        Largest padded waste of an axis, ``((S - N % S) % S) / N``; padding is priced.
+        Maximum padded waste of an axis, ``((S - N % S) % S) / N``; padding is priced.
     split_k
-        Consider splitting the reduction over blocks when blocks are few.
+        Consider splitting the reduction over blocks if there are few blocks.
     units
         Build for this many units of the device, at most those it has; ``None`` for all.
     policy
         ``"roller"`` constructs freely; ``"library"`` takes only programs that resemble the precompiled kernels of a
         framework's libraries (GPU; :mod:`roller.templates.common.policy`).
     pool
-        Distinct programs to price at most, per canonical form.
+        Maximum number of distinct programs to price per canonical form.
     winograd
         Consider Winograd's algorithm for 3x3 windows of step one: fewer products, but an output is accurate relative to
         the largest input of its tile instead of its own window.
@@ -58,10 +58,10 @@ class ConstructOptions:
     pipelining
         Consider pipelines (several copies of staged tiles, GPU) and other orders of blocks for tiled programs.
     matrix_units
-        Consider the device's matrix unit if one of its fragments takes the dtypes of operands and accumulator.
+        Consider the device's matrix unit if one of its fragments supports the dtypes of operands and accumulator.
     propagate_nan
-        Let NaN win in ``max`` and ``min`` (``relu``, ``clip``, pooling, reductions), as in NumPy and PyTorch. Without
-        it kernels return NaN or the number, whichever is cheaper, and the check allows both.
+        Let NaN win in ``max`` and ``min`` (``relu``, ``clip``, pooling, reductions), as in NumPy and PyTorch.
+        Otherwise, kernels return NaN or the number, whichever is cheaper, and the check allows both.
     constants
         Names of inputs whose values do not change from call to call (weights): packing them is free at call time.
     """
@@ -107,7 +107,7 @@ class ConstructOptions:
         if not isinstance(self.constants, tuple) or not all(isinstance(n, str) for n in self.constants):
             got = shown(self.constants)
             raise RollerError(f"{_where('constants')}: expected a tuple of names of inputs, got {got}.")
-        for name, value in made.items():  # Python's own numbers: they become part of keys, and JSON
+        for name, value in made.items():  # Python's own numbers: they become part of keys and of JSON
             object.__setattr__(self, name, value)
 
     @property
@@ -141,7 +141,7 @@ class ConstructOptions:
         return tuple(sorted({names.index(n) for n in self.constants}))
 
     def identity(self, expression: TensorExpr) -> dict[str, Any]:
-        """Return the options that decide the kernel of ``expression`` as plain data: positions, not names."""
+        """Return the options that determine the kernel of ``expression`` as plain data: positions, not names."""
         return {**self.to_dict(), "constants": list(self.constants_of(expression))}
 
 

@@ -1,4 +1,4 @@
-"""Reduction steps: they save almost no traffic, so they are enumerated instead of scored."""
+"""Reduction steps, which save almost no traffic and are therefore enumerated instead of scored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.tile.geometry import Geometry, Ints
 
-#: Most points of one reduction step.
+#: Maximum number of points per reduction step.
 MAX_STEP_POINTS = 128
 
 

@@ -1,7 +1,7 @@
-"""Scale-up: grow aligned tiles layer by layer along the axis of best data reuse score.
+"""Scale-up: grow aligned tiles layer by layer along the axis with the best data reuse score.
 
-All tiles of a layer grow at once: a state is one row of an array, a step doubles (or finishes) one
-axis of every state, and every state visited is a candidate.
+All tiles of a layer grow at once: a state is one row of an array, each step doubles (or finishes) one axis of every
+state, and every state visited is a candidate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller.templates.common.growth import Growth
 from roller.templates.common.score import reuse_score, tile_cost
 from roller.tile.geometry import Geometry, Ints, product
 
-#: Largest extent of a register tile along one axis.
+#: Maximum extent of a register tile along one axis.
 REGISTER_EXTENT = 32
 
 
@@ -46,7 +46,7 @@ def unique_rows(rows: Ints) -> Ints:
 
 
 def aligned_extents(extent: int, limit: int) -> tuple[int, ...]:
-    """Return the extents a register tile may take along an axis: powers of two and divisors up to ``limit``."""
+    """Return the extents that a register tile may take along an axis: powers of two and divisors up to ``limit``."""
     top = min(limit, 1 << (extent - 1).bit_length())
     sizes = {1 << p for p in range(top.bit_length()) if 1 << p <= top}
     sizes |= {d for d in range(1, min(limit, extent) + 1) if extent % d == 0}
@@ -127,7 +127,7 @@ def register_tiles(
 
 
 def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> Ints:
-    """Return the threads of blocks, each axis in turn rounded up until the block fills whole TEUs (rule 1)."""
+    """Return the threads of blocks, with each axis in turn rounded up until the block fills whole TEUs (rule 1)."""
     rows = np.arange(len(threads))[:, None]
     axes = np.flatnonzero(spatial)
     every = product(threads, axes)
@@ -142,11 +142,11 @@ def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> In
 
 
 def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
-    """Return every factorisation of a TEU's lanes over the spatial axes, ``(M, axes)``."""
+    """Return every factorization of a TEU's lanes over the spatial axes, ``(M, axes)``."""
     axes = np.flatnonzero(spatial)
     bits = lanes.bit_length() - 1
-    # A factor beyond the threads an axis has use for would only pad: capped at their next power of two. The last axis
-    # is padded if all together hold fewer than ``lanes`` threads.
+    # A factor larger than the number of threads that an axis can use would only pad, so factors are capped at the next
+    # power of two. The last axis is padded if all together hold fewer than ``lanes`` threads.
     room = [min(bits, (n - 1).bit_length()) for n in counts[axes].tolist()]
     room[-1] = max(room[-1], bits - sum(room[:-1]))
     splits = _splits(tuple(room), bits)

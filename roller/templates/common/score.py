@@ -9,7 +9,7 @@ from roller.tile.geometry import Floats, Geometry, Ints, product
 
 def tile_cost(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
     """Return traffic Q(T) and footprint F(T) in bytes, ``(N,)`` each."""
-    # Borders are not clipped: that is cheap, and monotone in the same way.
+    # Borders are not clipped, which is cheap and equally monotone.
     counts = geometry.counts(tiles).astype(np.float64)
     outputs = product(counts, geometry.spatial_axes)
     launches = outputs * product(counts, geometry.reduced_axes)
@@ -21,7 +21,7 @@ def tile_cost(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
 
 
 def reuse_score(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> Floats:
-    """Return ``(Q(T) - Q(T')) / (F(T') - F(T))`` per tile, larger is better (Roller section 3.3)."""
+    """Return ``(Q(T) - Q(T')) / (F(T') - F(T))`` per tile; larger is better (Roller section 3.3)."""
     saved, cost = before[0] - after[0], after[1] - before[1]
     free = cost <= 0
     return np.where(free, np.where(saved > 0, np.inf, -np.inf), saved / np.where(free, 1.0, cost))

@@ -1,4 +1,4 @@
-"""Template: one way of writing kernels, as a row of its kind's ordered registry."""
+"""Template: one way of writing kernels, as an entry in the ordered registry of its device kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roller.tile.structures import Structure
 Terms = dict[str, Floats]
 #: Programs of one form of an expression, as arrays.
 Pool = Callable[[Geometry, DeviceSpec, ConstructOptions], list[TileBatch]]
-#: Further programs made of those that this or another template offered.
+#: Further programs derived from those that this or another template offered.
 Vary = Callable[[TileBatch, DeviceSpec, ConstructOptions], list[TileBatch]]
 #: Programs of all forms of an expression at once.
 Whole = Callable[[TensorExpr, DeviceSpec, ConstructOptions], list[TileBatch]]
@@ -46,37 +46,37 @@ class Programs(Protocol):
 
 @dataclass(frozen=True)
 class Template:
-    """Programs, price and emitter of one way of writing kernels.
+    """Programs, price and emitter for one way of writing kernels.
 
     Parameters
     ----------
     name
         Name of its folder.
     matches
-        Whether it writes the kernels of the given programs.
+        Whether the template writes the kernels for the given programs.
     price
-        Terms of a batch; the arguments are those of its kind.
+        Terms of a batch's price; the arguments depend on the device kind.
     emit
         Emitter of the kernels as ``"module:name"``, loaded on first use because it imports TVM.
     pool
-        Its programs of one form of an expression; none if the form does not suit it.
+        Its programs for one form of an expression; none if the form does not suit the template.
     whole
-        Its programs of all forms of an expression, after those of single forms; another template offers the programs of
-        a template with neither.
+        Its programs for all forms of an expression together, after the programs for single forms; another template
+        offers the programs of a template with neither.
     vary
-        Further programs made of its batches, after all templates have offered theirs.
+        Further programs derived from its batches, after all templates have offered theirs.
     neighbours
-        Neighbouring programs specific to this template, besides larger and smaller tiles.
+        Neighbouring programs specific to this template, in addition to larger and smaller tiles.
     bound
-        Seconds that no program of a batch can beat, if they are cheaper to compute than the price.
+        Lower bound on the seconds of each program in a batch, if it is cheaper to compute than the price.
     arithmetic
-        Seconds of the arithmetic of every program alone, by which growing tiles are compared first.
+        Seconds of every program's arithmetic alone, by which growing tiles are compared first.
     decide
         Decisions for every program of a batch, made once for its price and its kernels.
     limits
-        Mask of the programs of a batch that construction offers, by limits beyond those in the price.
+        Mask of the programs of a batch that construction offers, by limits in addition to the limits in the price.
     extents_of_calls
-        Whether its kernels can take an extent known only at the call, along an axis of rows of the result.
+        Whether its kernels support an extent along a row axis of the result that is known only at the call.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Kernel templates of CPUs: their candidate programs, prices and emitted code."""
+"""Kernel templates for CPUs: their candidate programs, prices and emitted code."""
 
 from roller.templates.cpu.boxes import read_once
 from roller.templates.cpu.common.cores import BOTTLENECKS, Parts

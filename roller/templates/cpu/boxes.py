@@ -12,7 +12,7 @@ from roller.tile.geometry import Access
 def copies_box(access: Access) -> bool:
     """Return whether staging copies the box of the tensor (forward strides or windows) instead of gathering a panel."""
     if "box" not in access._memo:
-        forward = (access.coefficients[:, access.spatial] >= 0).all()  # otherwise its start is known at run time only
+        forward = (access.coefficients[:, access.spatial] >= 0).all()  # otherwise its start is known only at run time
         inside = all(b.index in access.index for b in access.guard)
         access._memo["box"] = bool(forward) and inside and not access.gather and _skips(access)
     return bool(access._memo["box"])

@@ -1,4 +1,4 @@
-"""Checks of CPU programs that a user named: valid fields per structure, and budgets."""
+"""Checks of CPU programs named by the user: valid fields per structure, and budgets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
     held = estimate.terms.get("vectors")
     vectors = "accumulators and operands" if held is None else f"{held:.0f} vectors of accumulators, beside operands"
     lim = spec.limits
-    if lim.usable_vector_registers == lim.vector_registers:  # a named program may use up all there is
+    if lim.usable_vector_registers == lim.vector_registers:  # a named program may use the whole capacity
         return f"{vectors} exceed the {lim.vector_registers} vector registers"
     return f"{vectors}: {lim.usable_vector_registers} of {lim.vector_registers} vector registers are usable"
 
@@ -73,7 +73,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
 def named_batches(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...]
 ) -> list[TileBatch]:
-    """Return a named program's tiles with every vector axis, packing and kind of stores they may have."""
+    """Return a named program's tiles with every vector axis, packing and kind of stores that they may have."""
     register, panel, block = (np.array([r], np.int64) for r in rows)
     ones, out = np.ones(1, np.int64), list[TileBatch]()
     for v in vector_axes(geometry, structure):

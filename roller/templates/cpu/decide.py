@@ -1,7 +1,7 @@
-"""Decisions of the CPU templates for programs, made once for the price (arrays) and for code generation (one row).
+"""The CPU templates' decisions for programs, made once for the price (arrays) and for code generation (one row).
 
-No axis is padded: the last register tile of an axis starts at ``extent - tile`` and overlaps its neighbour. Points of
-both get the same value twice, so loops and stores need no predicate, and panels need no neutral padding.
+No axis is padded: the last register tile of an axis starts at ``extent - tile`` and overlaps its neighbour. Points in
+both tiles get the same value twice, so loops and stores need no predicate, and panels need no neutral padding.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ Mask = NDArray[np.bool_]
 #: Staging of an operand: read in place, from a panel gathered in the order of reading, or from a copy of the box of the
 #: tensor that a task touches.
 IN_PLACE, PANEL, BOX = "in place", "panel", "box"
-#: Stride that packing copies in vectors by two loads and a shuffle, and the fewest elements of such a vector.
+#: Stride that packing copies in vectors by two loads and a shuffle, and the minimum number of elements in such a
+#: vector.
 HALVED, FEWEST_HALVES = 2, 4
-#: Largest number of multiply-adds (vectors) for which short inner reductions are unrolled into the micro-kernel.
+#: Maximum number of multiply-adds (vectors) for which short inner reductions are unrolled into the micro-kernel.
 _UNROLL_LIMIT = 160
-#: Largest number of broadcast values for which more than one reduction axis is unrolled: they do not change from tile
+#: Maximum number of broadcast values for which more than one reduction axis is unrolled: they do not change from tile
 #: to tile, so LLVM keeps all of them in registers and spills the rest.
 _UNROLLED_BROADCASTS = 12
 #: Lines of a windowed operand that stay in L1 between two taps of the window while other data stream through L1.
 _HELD_LINES = 128
-#: Elements of a cache line of float32, and the shortest block that is worth its loop.
+#: Elements per cache line of float32, and the length of the shortest block that is worth a loop.
 _LINE_ELEMENTS, _SHORTEST_BLOCK = 16, 4
-#: Largest panel (bytes) that is packed once before the tasks if several tasks would pack it otherwise.
+#: Maximum size (bytes) of a panel that is packed once before the tasks if several tasks would pack it otherwise.
 _UPFRONT_LIMIT_BYTES = 1 << 28
 
 
 def vector_elements(batch: TileBatch, spec: DeviceSpec) -> int:
-    """Return the elements of a vector of results; accumulators of types below four bytes have four bytes."""
+    """Return the number of elements in a vector of results; accumulators take at least four bytes per element."""
     return spec.teu.lanes * 4 // max(4, batch.geometry.store.tensor.itemsize_bytes)
 
 
@@ -69,14 +70,14 @@ def decide(batch: TileBatch, elements: int) -> Decisions:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions for the programs of a batch; arrays ``(N, axes)``, except ``lanes`` and ``chains`` ``(N,)``.
+    """Decisions for the programs of a batch, as arrays ``(N, axes)``, except ``lanes`` and ``chains`` ``(N,)``.
 
     Parameters
     ----------
     lanes
         Elements of one vector; 1 without vectors.
     chains
-        Vectors of accumulators of each output, if the lanes run along a reduction.
+        Number of accumulator vectors per output, if the lanes run along a reduction.
     tile, tiles
         Effective register tiles (elements, whole vectors), and how many cover an axis; 1 along reductions.
     per_task
@@ -98,7 +99,7 @@ class Decisions:
 
     @cached_property
     def tasks(self) -> Ints:
-        """Tasks along every axis, without those of a split reduction."""
+        """Tasks along every axis, excluding the parts of a split reduction."""
         return -(-self.tiles // self.per_task)
 
     @cached_property
@@ -113,12 +114,12 @@ class Decisions:
 
     @cached_property
     def chunk_count(self) -> Ints:
-        """Chunks of all reductions together, ``(N,)``."""
+        """Number of chunks of all reductions together, ``(N,)``."""
         return np.asarray(self.chunks.prod(axis=1))
 
     @cached_property
     def split_axis(self) -> Ints:
-        """Reduction axis whose chunks are divided among parts: the one with the most chunks, ``(N,)``."""
+        """Reduction axis whose chunks are divided among parts: the axis with the most chunks, ``(N,)``."""
         order = np.array(self.batch.geometry.reduction_order or (0,))
         return np.asarray(order[np.argmax(self.chunks[:, order], axis=1)])
 
@@ -129,7 +130,7 @@ class Decisions:
 
     @cached_property
     def share(self) -> Ints:
-        """Chunks of one part of a split reduction, ``(N,)``."""
+        """Number of chunks per part of a split reduction, ``(N,)``."""
         return np.asarray(-(-self.split_chunks // self.batch.split_k))
 
     @cached_property
@@ -147,13 +148,13 @@ class Decisions:
 
     @cached_property
     def operand_vectors(self) -> Ints:
-        """Vector registers that hold one row of the vector operand during the rows of the other one, ``(N,)``."""
+        """Vector registers that hold one row of the vector operand during the other operand's rows, ``(N,)``."""
         v = self.batch.vector_axis
         return np.ones_like(self.lanes) if v is None else np.asarray(self.tile[:, v] // self.lanes)
 
     @cached_property
     def live(self) -> Floats:
-        """Average share of the points of every axis that micro-kernels compute; the others are in the padding."""
+        """Average share of the points of every axis that micro-kernels compute; the other points are in the padding."""
         return live_shares(self.batch.geometry, self.tile, self.chunk, self.segments)
 
     @cached_property
@@ -178,7 +179,7 @@ class Decisions:
         if len(g.reduction_order) < 2:
             return none
         inner = g.reduction_order[-1]
-        # Blocked channels are no window, yet they count here: smaller blocks of them have not been measured.
+        # Blocked channels are not a window, yet they count here: smaller blocks of them have not been measured.
         several = [(x, np.count_nonzero(x.coefficients, axis=1) > 1) for x in g.loads if not x.gather]
         windowed = [x for x, rows in several if rows.any()]
         if not windowed or any(x.coefficients[rows, inner].any() for x, rows in several):
@@ -202,7 +203,7 @@ class Decisions:
     def staging(self, access: Access) -> str:
         """Return the staging of an operand: in place, in a panel or in a box."""
         # A staged operand whose elements are each read once, as vectors or as scalars, is read in place: packing would
-        # move it twice more.
+        # move it two more times.
         if id(access) not in self._staging:
             self._staging[id(access)] = access, self._staged_how(access)
         return self._staging[id(access)][1]
@@ -216,7 +217,7 @@ class Decisions:
         name, b = access.tensor.name, self.batch
         if name not in b.staged:
             return IN_PLACE
-        if b.fragment is not None:  # the operand along the lanes is packed; the words of the other one may be in a box
+        if b.fragment is not None:  # the operand along the lanes is packed; the other's words may be in a box
             k = b.geometry.names.index(b.matrix_axes[2])
             rows = copies_box(access) or (b.fragment.widens and rows_are_copied(access, b.constants))
             return BOX if rows and not access.uses[b.vector_axis] and lies_in_words(access, k, b.fragment) else PANEL
@@ -238,11 +239,11 @@ class Decisions:
         return np.where(self.upfront(access), np.where(access.touched, self.tiles, 1).prod(axis=1), 1)
 
     def packings(self, access: Access) -> Ints:
-        """Return how often all of a panel is packed, ``(N,)``: once up front, else by every task that shares it."""
+        """Return how often a whole panel is packed, ``(N,)``: once up front, or by every task that shares it."""
         return np.where(self.upfront(access), 1, self._sharing(access))
 
     def _sharing(self, access: Access) -> Ints:
-        """Return the tasks that read the same part of a panel, ``(N,)``."""
+        """Return the number of tasks that read the same part of a panel, ``(N,)``."""
         return np.asarray(np.where(access.touched, 1, self.tasks).prod(axis=1))
 
     def panel_bytes(self, access: Access, tiles: Ints | None = None) -> Floats:
@@ -257,7 +258,7 @@ class Decisions:
         return panel_stays_stored(access, v, b.constants) and b.fragment is None and self.staging(access) == PANEL
 
     def held_itemsize_bytes(self, access: Access) -> int:
-        """Return the bytes of an element in a panel or box."""
+        """Return the bytes per element of a panel or box."""
         if self.batch.fragment is not None:
             return DTYPE_BYTES[self.batch.fragment.held_dtype(access.tensor.dtype)]
         stored = self.keeps_stored(access)
@@ -279,8 +280,8 @@ class Decisions:
         b, g, v = self.batch, self.batch.geometry, self._vector_axis
         axes = np.array(g.spatial_axes, np.int64)
         if v is not None and not g.spatial[v]:
-            # The longest axis is outermost: its operand streams once while the others stay in a cache. Axes of every
-            # operand (a batch) come first, because no data are reused along them.
+            # The longest axis is outermost: its operand streams once while the others stay in a cache. Axes that index
+            # every operand (a batch) come first, because no data are reused along them.
             shared = np.all([a.uses for a in g.loads], axis=0)[axes]
             keys = np.where(shared, np.iinfo(np.int64).min, 0) - self.tiles[:, axes]
             return np.asarray(axes[np.argsort(keys, axis=1, kind="stable")])
@@ -370,5 +371,5 @@ def _decide(batch: TileBatch, elements: int) -> Decisions:
 
 
 def _power_of_two_below(n: Ints) -> Ints:
-    """Return the largest powers of two not above ``n``."""
+    """Return the largest powers of two not exceeding ``n``."""
     return np.asarray(1 << (np.frexp(n.astype(np.float64))[1].astype(np.int64) - 1))

@@ -1,4 +1,4 @@
-"""The price of one CPU program as a tree of terms: micro-kernels, caches, packing, tasks.
+"""The price of one CPU program as a tree of terms: micro-kernels, caches, packing, and tasks.
 
 The numbers come from the templates' prices; this module adds the rules that relate them, in the order of computation.
 """

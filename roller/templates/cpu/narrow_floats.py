@@ -1,4 +1,4 @@
-"""Conversion of narrow floats on a CPU, which computes them in float32.
+"""Conversion of narrow floats on a CPU, which computes with them in float32.
 
 Panels and boxes hold float32, so an operand is converted once. Data in their stored dtype are converted by every load
 of a micro-kernel, which is cheap for vectors and expensive for broadcast elements.
@@ -13,8 +13,8 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES, DTYPES
 from roller.tile.geometry import Access
 
-#: Bytes of a constant above which it leaves a core's caches between calls, and the most uses of each element for which
-#: its bytes cost more than a conversion of every vector.
+#: Bytes of a constant above which it leaves a core's caches between calls, and the maximum number of uses of each
+#: element for which its bytes cost more than a conversion of every vector.
 _FAR_BYTES, _FEW_USES = 1 << 16, 8
 
 
@@ -24,7 +24,7 @@ def is_converted(access: Access) -> bool:
 
 
 def computed_itemsize_bytes(access: Access) -> int:
-    """Return the bytes of an element in the dtype of computation."""
+    """Return the bytes per element in the dtype of computation."""
     return DTYPE_BYTES["float32"] if is_converted(access) else access.tensor.itemsize_bytes
 
 

@@ -1,4 +1,4 @@
-"""The templates of CPUs in the order in which their programs are constructed, and the functions that use the list."""
+"""The templates for CPUs, in the order in which their programs are constructed, and the functions that use the list."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TEMPLATES = (
 
 
 def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the batches of one form, each limited to its share of ``options.pool``, and those of Winograd."""
+    """Return the batches of one form, each limited to its share of ``options.pool``, and the Winograd batches."""
     found = [(t, b) for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
     batches = [*(b for _, b in found), *(v for t, b in found if t.vary for v in t.vary(b, spec, options))]
     kept, share = [], max(1, options.pool // len(batches))
@@ -104,7 +104,7 @@ def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -
 def price_programs(
     batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
 ) -> Terms:
-    """Price the programs of a batch, which have no fields beyond the batch's."""
+    """Price the programs of a batch, which have no fields beyond those of the batch."""
     del programs
     return price(batch, spec, told)
 

@@ -17,16 +17,17 @@ from roller.expr import Bound
 from roller.expr.trimming import adds_nothing_outside
 from roller.tile.geometry import Floats, Geometry, Ints
 
-#: Largest average share of taps inside the image for which clipping pays: individual loop ends per tile prevent the
+#: Maximum average share of taps inside the image for which clipping pays off: individual loop ends per tile prevent the
 #: window's unrolling and the reuse between its steps.
 _MOST_LIVE = 0.8
-#: Fewest outputs of a segment: tiles that end where taps leave the image are no longer than the shortest segment.
+#: Minimum number of outputs in a segment: tiles that end where taps leave the image are no longer than the shortest
+#: segment.
 _SHORTEST_SEGMENT = 2
 
 
 @dataclass(frozen=True)
 class Slide:
-    """A point of the axes ``output`` and ``tap`` is inside where ``low <= step * output + gap * tap < high``."""
+    """A point of the axes ``output`` and ``tap`` is inside if ``low <= step * output + gap * tap < high``."""
 
     output: int
     tap: int
@@ -37,7 +38,7 @@ class Slide:
     bound: Bound
 
     def first(self, last_output: Any) -> Any:
-        """Return the first tap that is inside for some output up to ``last_output``; below 0 if all are."""
+        """Return the first tap that is inside for some output up to ``last_output``; below 0 if all taps are."""
         return -((self.step * last_output - self.low) // self.gap)
 
     def end(self, first_output: Any) -> Any:
@@ -47,7 +48,7 @@ class Slide:
 
 def slides(geometry: Geometry) -> tuple[Slide, ...]:
     """Return the reduction axes whose points outside an index bound add nothing, as slides."""
-    # Each has one bound, on an index of one spatial and one reduction axis with positive coefficients.
+    # Each slide has one bound, on an index of one spatial and one reduction axis with positive coefficients.
     expr = geometry.expr
     if "slides" not in expr._memo:
         expr._memo["slides"] = _slides(geometry)
@@ -148,5 +149,5 @@ def _live(slide: Slide, begin: Ints, tile: int, taps: int) -> float:
 
 
 def skipping(shares: Floats) -> Sequence[int]:
-    """Return the axes of one program, by its row of :func:`live_shares`, of which micro-kernels skip some points."""
+    """Return the axes of which one program's micro-kernels skip some points, given its row of :func:`live_shares`."""
     return tuple(int(a) for a in np.flatnonzero(shares < 1.0))

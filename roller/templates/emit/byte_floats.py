@@ -1,8 +1,8 @@
-"""Floating point of 8 bits in generated code: stored as bytes, converted by integer arithmetic.
+"""8-bit floats in generated code: stored as bytes, converted by integer arithmetic.
 
-Few processors and GPUs have instructions for it, and those of GPUs saturate. Templates therefore write such dtypes like
-any other, and :func:`without_byte_floats` turns tensors into ``uint8`` and conversions into the device's arithmetic
-before TVM lowers anything.
+Few processors and GPUs have instructions for them, and GPU instructions saturate. Templates therefore write such dtypes
+like any other, and :func:`without_byte_floats` turns tensors into ``uint8`` and conversions into the device's
+arithmetic before TVM lowers anything.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from roller.errors import BuildError
 from roller.expr import Cast, Const, IndexValue, Scalar, Stage, TensorExpr, transform
 from roller.te.compat import Call, TensorLoad, dtype_of, structural_map, structural_walk, tirx
 
-#: Converts an expression for a dtype of 8 bits: a float32 to its byte, or a byte to its float32.
+#: Converts an expression for an 8-bit dtype: a float32 to its byte, or a byte to its float32.
 Conversion: TypeAlias = Callable[[Any, DType], Any]
 _BYTE = "uint8"
 
 
 def without_byte_arithmetic(expr: TensorExpr) -> TensorExpr:
-    """Return an expression that computes and accumulates in float32 instead of floats of 8 bits."""
+    """Return an expression that computes and accumulates in float32 instead of 8-bit floats."""
 
     def scalar(n: Scalar) -> Scalar:
         if not isinstance(n, (Cast, Const, IndexValue)) or not _is_byte_float(n.dtype):
@@ -41,7 +41,7 @@ def without_byte_arithmetic(expr: TensorExpr) -> TensorExpr:
 def without_byte_floats(
     params: Sequence[Any], body: Any, to_float: Conversion, to_byte: Conversion
 ) -> tuple[list[Any], Any]:
-    """Return a function's buffers and statement with bytes in place of floats of 8 bits."""
+    """Return a function's buffers and statement with bytes in place of 8-bit floats."""
     pass_ = _AsBytes(to_float, to_byte)
     if not any(_is_byte_float(n) for n in _dtypes(params, body)):
         return list(params), body
@@ -66,7 +66,7 @@ def _dtypes(params: Sequence[Any], body: Any) -> set[str]:
 
 
 def _raw(value: Any) -> Any:
-    """Return the byte of a float of 8 bits, any other value unchanged."""
+    """Return the byte of an 8-bit float, or any other value unchanged."""
     if not _is_byte_float(dtype_of(value)):
         return value
     if not isinstance(value, Call) or dtype_of(value.args[0]) != _BYTE:
@@ -79,14 +79,14 @@ def _raw(value: Any) -> Any:
 
 
 class _AsBytes:
-    """Node handlers of one pass, called after a node's children; a float of 8 bits is a reinterpreted byte."""
+    """Node handlers of one pass, called after a node's children; an 8-bit float is a reinterpreted byte."""
 
     def __init__(self, to_float: Conversion, to_byte: Conversion) -> None:
         self.to_float, self.to_byte = to_float, to_byte
         self.buffers: dict[Any, Any] = {}
 
     def buffer(self, b: Any) -> Any:
-        """Return a buffer of bytes in place of one of floats of 8 bits."""
+        """Return a buffer of bytes in place of a buffer of 8-bit floats."""
         if not _is_byte_float(str(b.dtype)):
             return b
         if b not in self.buffers:

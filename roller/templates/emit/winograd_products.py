@@ -1,4 +1,4 @@
-"""One-sided products with the matrices of Winograd's algorithm, as expressions that share common parts."""
+"""One-sided products with the matrices of Winograd's algorithm, as expressions that share common subexpressions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def product(matrix: Matrix, values: Sequence[Expr]) -> list[Expr]:
 
 
 def back_product(matrix: Matrix, values: Sequence[Expr]) -> list[Expr]:
-    """Return ``matrix @ values`` of ``A^T``, whose columns of opposite points agree up to sign in every row."""
+    """Return ``matrix @ values`` for ``A^T``, whose columns for opposite points agree up to sign in every row."""
     pairs = [(j, j + 1) for j in range(1, len(values) - 1, 2)]
     sums = [values[0], *(values[i] + values[j] for i, j in pairs), values[-1]]
     differences = [values[0], *(values[i] - values[j] for i, j in pairs), values[-1]]

@@ -1,4 +1,4 @@
-"""TIR statements as data with their numbers kept apart, so that formulas of sizes can replace the numbers."""
+"""TIR statements as data with their numbers stored separately, so that formulas of sizes can replace the numbers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from roller.core.formulas import Atom, Formula, Inverse
 from roller.errors import BuildError
 from roller.te.compat import tvm
 
-#: Fields of nodes that hold numbers themselves; all other integers in a node are positions of earlier nodes.
+#: Node fields that hold numbers directly; all other integers in a node are positions of earlier nodes.
 _NUMBERS = {("tirx.For", "kind"), ("tirx.BufferType", "data_alignment"), ("tirx.BufferType", "offset_factor")}
-#: Kinds of loops without a counter: vectorised and unrolled ones.
+#: Kinds of loops without a counter: vectorized and unrolled ones.
 _COUNTLESS = (2, 3)
-#: The dtype of sizes. Formulas are cast where a number has another dtype, such as an index that is a result.
+#: The dtype of sizes. Formulas are cast if a number has another dtype, such as an index that is a result.
 _SIZE = "int32"
 _INTEGER, _FLOAT, _BOXED = "ir.IntImm", "ir.FloatImm", "int"
 
 
 @dataclass(frozen=True)
 class Written:
-    """Parameters and a statement as data, their numbers apart.
+    """Parameters and a statement as data, with their numbers stored separately.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def written_of(several: Sequence[Any], *, kept: bool = False) -> Written:
     given = data["nodes"]
     literal = _kept(given) if kept else frozenset[int]()
     for n, node in enumerate(given):
-        if node["type"] == _BOXED:  # equal numbers share a node: the text must not tell
+        if node["type"] == _BOXED:  # equal numbers share a node, and the text must not reveal that
             continue
         new[n] = len(nodes)
         if node["type"] == _INTEGER:
@@ -77,7 +77,7 @@ def written_of(several: Sequence[Any], *, kept: bool = False) -> Written:
 
 
 def _kept(given: Sequence[dict[str, Any]]) -> frozenset[int]:
-    """Return numbers the code must know: threads, elements of registers and scratchpad, loops without a counter."""
+    """Return the numbers that the code must know: threads, register and scratchpad sizes, loops without a counter."""
     found: set[int] = set()
     for node in given:
         data: Any = node.get("data")
@@ -132,7 +132,7 @@ def _is_type(node: Mapping[str, Any], dtype: str) -> bool:
 
 
 class _Writer:
-    """Writes nodes anew with formulas in place of numbers."""
+    """Rewrites nodes with formulas in place of numbers."""
 
     def __init__(self, nodes: list[dict[str, Any]]) -> None:
         self.nodes, self.formulas = nodes, dict[int, Formula]()

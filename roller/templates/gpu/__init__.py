@@ -1,4 +1,4 @@
-"""GPU templates and the GPU half of the performance model."""
+"""GPU templates and the GPU part of the performance model."""
 
 from roller.templates.gpu.common.compute import compute_rate_per_unit
 from roller.templates.gpu.common.occupancy import (

@@ -1,4 +1,4 @@
-"""Checks of GPU programs that a person named, by structure."""
+"""Checks of GPU programs named by the user, by structure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roller.tile.winograd_products import products, products_program
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a program with fields that GPU programs of its structure do not have."""
+    """Reject a program with fields that GPU programs of its structure do not have."""
     del geometry, spec
     if program.nontemporal:
         raise TileError("program: 'nontemporal' belongs to CPUs. Leave it out.")
@@ -43,7 +43,7 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
 
 
 def _check_windows(program: RProgram) -> None:
-    """Raise if the threads of a window program would have part of a window."""
+    """Raise if the threads of a window program would process only part of a window."""
     for layer, tile in program.tiles:
         for axis, extent in zip(program.axes, tile, strict=True):
             if axis.kind != SPATIAL and extent != axis.extent:
@@ -66,7 +66,7 @@ def _check_vector(program: RProgram) -> None:
 
 
 def _check_products(program: RProgram) -> None:
-    """Raise if the tiles of a window product are not those of a product of its transformed tiles."""
+    """Raise if the tiles of a window product do not tile the product of its transformed operands."""
     found = products(program.expr, program.structure)
     assert found is not None  # there is a window product
     inner = found.inner(program)

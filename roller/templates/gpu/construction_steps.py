@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Description of construction by structures that grow nothing.
+#: Description of construction for structures that grow no tiles.
 ENUMERATED = {
     "rows": "Threads along a row, threads along rows, and what each holds are enumerated; the model's price chooses "
     "among all that fit.",

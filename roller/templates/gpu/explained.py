@@ -1,4 +1,4 @@
-"""The price of one GPU program as a tree of terms: waves of blocks, their phases, bytes, cycles and latencies.
+"""The price of one GPU program as a tree of terms: waves of blocks, with their phases, bytes, cycles and latencies.
 
 All numbers come from :func:`roller.templates.gpu.common.price.price`; this module only states the rules that connect
 them, in the order of that computation.
@@ -15,12 +15,12 @@ from roller.templates.gpu.common.compute import Work
 from roller.templates.gpu.common.power import busy_cycles, byte_energies_j, cycle_energies_j, cycles_w, other_cycles
 from roller.templates.gpu.common.price import Parts
 
-#: Names of the two kinds of waves, and of a single wave.
+#: Names of the two kinds of waves, and the name of a single wave.
 _WAVES, _ONLY = ("full waves", "last wave"), "the only wave"
 
 
 def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted seconds of the one program in ``told`` as a tree of terms."""
+    """Return the predicted seconds of the single program in ``told`` as a tree of terms."""
     kernel = _kernel(told[0])
     if len(told) == 1:
         return kernel
@@ -85,7 +85,7 @@ def _power(p: Parts, at: Reader) -> Term:
 
 
 def _drawn_by(spec: DeviceSpec) -> str:
-    """Return the label of the power left for cycles."""
+    """Return the label of the power that remains for cycles."""
     standing = spec.execution.standing_w
     return f"most the board draws beside the {standing:g} W it always does" if standing else "most the board draws"
 
@@ -102,7 +102,7 @@ def _wave(p: Parts, at: Reader) -> Term:
 
 
 def _hidden(p: Parts, at: Reader) -> Term:
-    """Return the seconds in which resident blocks go through memory, copies and arithmetic."""
+    """Return the seconds in which resident blocks pass through memory, copies and arithmetic."""
     memory, pipes = _memory(p, at), _pipes(p, at)
     if "loads" in p:
         stores = at.given("stores of results that nothing hides", p["stores"], "s")
@@ -121,7 +121,7 @@ def _hidden(p: Parts, at: Reader) -> Term:
 
 
 def _memory(p: Parts, at: Reader) -> Term:
-    """Return the seconds memory takes for a wave."""
+    """Return the seconds that memory takes for a wave."""
     bus, spec = p["bus"], p["spec"]
     far = spec.layer("global")
     share = at.given("share of the blocks", p["share"])
@@ -154,13 +154,13 @@ def _bytes(p: Parts, at: Reader, layer: str) -> Term:
     """Return the bytes of the launch through a layer, by source of traffic."""
     name, index = ("dram_bytes", 2) if layer == "global" else ("l2_bytes", 1)
     every = [at.given(m[0], m[index], "bytes", layer) for m in p["by_tensor"]]
-    parts = [t for t in every if t.value] or every[:1]  # zeros leave a sum as it is
+    parts = [t for t in every if t.value] or every[:1]  # zeros leave a sum unchanged
     where = "DRAM" if layer == "global" else "L2"
     return at.made("sum", f"bytes of the launch, {where}", p["terms"][name], "bytes", *parts, layer=layer)
 
 
 def _bandwidth(p: Parts, at: Reader) -> Term:
-    """Return the bandwidth that the wave's loads draw."""
+    """Return the bandwidth that the wave's loads achieve."""
     far, bus = p["spec"].layer("global"), p["bus"]
     peak = at.given("peak bandwidth", bus["peak"], "bytes/s", "global")
     if not far.bandwidth_per_teu_bytes_per_s:
@@ -173,7 +173,7 @@ def _bandwidth(p: Parts, at: Reader) -> Term:
 
 
 def _pipes(p: Parts, at: Reader) -> tuple[Term, ...]:
-    """Return the phases of copies and arithmetic: separate if integer instructions have pipes of their own."""
+    """Return the phases of copies and arithmetic: separate if integer instructions have their own pipes."""
     b, clock = p["waves"].per_unit, _clock(p, at)
     arithmetic = at.made("quotient", "arithmetic", p["arithmetic"], "s", _arithmetic_cycles(p, b, at), clock)
     copying = at.made("quotient", "instructions of copies", p["copying"], "s", _copy_cycles(p, b, at), clock)
@@ -188,7 +188,7 @@ def _clock(p: Parts, at: Reader) -> Term:
 
 
 def _share(p: Parts, blocks: Any, at: Reader) -> Term:
-    """Return the TEUs of a scheduler."""
+    """Return the number of TEUs per scheduler."""
     work, schedulers = p["work"], p["spec"].teu.schedulers_per_unit
     return at.made("quotient", "TEUs of a scheduler", work.teus * blocks / schedulers, "", _teus(p, blocks, at),
                    at.given("schedulers of a unit", schedulers))  # fmt: skip
@@ -201,7 +201,7 @@ def _teus(p: Parts, blocks: Any, at: Reader) -> Term:
 
 
 def _arithmetic_cycles(p: Parts, blocks: Any, at: Reader) -> Term:
-    """Return the cycles of :meth:`Work.arithmetic` of ``blocks`` blocks of a unit."""
+    """Return the cycles of :meth:`Work.arithmetic` for ``blocks`` blocks of a unit."""
     work: Work = p["work"]
     share, told = _share(p, blocks, at), work.told(blocks, p["spec"].teu.schedulers_per_unit)
     whole = at.made("ceiling", "TEUs of the busiest scheduler", told["whole"], "", share)
@@ -228,7 +228,7 @@ def _arithmetic_cycles(p: Parts, blocks: Any, at: Reader) -> Term:
 
 
 def _copy_cycles(p: Parts, blocks: Any, at: Reader) -> Term:
-    """Return the cycles of :meth:`Work.copying` of ``blocks`` blocks of a unit."""
+    """Return the cycles of :meth:`Work.copying` for ``blocks`` blocks of a unit."""
     work: Work = p["work"]
     copies = at.made("product", "copies of all steps", work.steps * work.copies, "cycles",
                      at.given("reduction steps", work.steps),

@@ -1,4 +1,4 @@
-"""Programs of GPU libraries: the templates' own, restricted to the kernels a :class:`LibraryPolicy` describes."""
+"""Programs of GPU libraries: the templates' programs, restricted to kernels that a :class:`LibraryPolicy` describes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def library_options(options: ConstructOptions, policy: LibraryPolicy) -> Constru
 
 
 def product_tiles(geometry: Geometry, spec: DeviceSpec, policy: LibraryPolicy) -> list[TileBatch]:
-    """Return the programs of a matrix product on threads, in the policy's tiles; none for other expressions."""
-    # A product has one wide axis of each operand's own and one reduction axis; other axes are a batch of products.
+    """Return the programs for a matrix product on threads with the policy's tiles, or none for other expressions."""
+    # A product has one wide axis per operand and one reduction axis; other axes are a batch of products.
     sides = _sides(geometry)
     if sides is None or not structure_of(geometry).reuses:
         return []
@@ -51,7 +51,7 @@ def product_tiles(geometry: Geometry, spec: DeviceSpec, policy: LibraryPolicy) -
 
 
 def _sides(geometry: Geometry) -> tuple[int, int, int] | None:
-    """Return the positions of a product's rows, columns and reduction; ``None`` unless there is one of each."""
+    """Return the positions of a product's rows, columns and reduction; or ``None`` unless there is one of each."""
     reduced = [a for a in geometry.reduced_axes if geometry.extents[a] > 1] or list(geometry.reduced_axes[:1])
     if len(geometry.loads) != 2 or len(reduced) != 1:
         return None
@@ -65,7 +65,7 @@ def _sides(geometry: Geometry) -> tuple[int, int, int] | None:
 
 
 def _thread_tile(height: int, width: int, threads: int) -> tuple[int, int]:
-    """Return the tile of a thread: square, or twice as long along the block's longer side."""
+    """Return the tile of a thread, which is square or twice as long along the block's longer side."""
     outputs = height * width // threads
     shorter = 1 << ((outputs.bit_length() - 1) // 2)
     longer = outputs // shorter
@@ -73,7 +73,7 @@ def _thread_tile(height: int, width: int, threads: int) -> tuple[int, int]:
 
 
 def library_rows(batch: TileBatch, spec: DeviceSpec, policy: LibraryPolicy) -> TileBatch:
-    """Return the row programs in which a TEU holds a row in registers, or a block rereads its one row."""
+    """Return the row programs in which a TEU holds a row in registers, or a block rereads its single row."""
     g, (lanes, rows) = batch.geometry, lane_counts(batch)
     columns = int(product(g.extents[None], g.reduced_axes)[0])
     vector, moments = _vector_elements(batch, policy), any(r.moments for r in RowShape.of(g).reads)
@@ -84,7 +84,7 @@ def library_rows(batch: TileBatch, spec: DeviceSpec, policy: LibraryPolicy) -> T
         chosen &= product(batch.register, g.reduced_axes) == vector
         chosen &= lanes == (policy.moment_threads if moments else _row_threads(columns, vector, spec, policy))
         chosen &= (batch.split_k == 1) & (not batch.staged)
-    few = not chosen.any() and not batch.staged  # no kernel of the policy suits short rows: all are kept
+    few = not chosen.any() and not batch.staged  # no kernel of the policy suits short rows, so all programs are kept
     return replace(batch.take(np.flatnonzero(chosen | few)), moments_together=moments)
 
 
@@ -94,7 +94,7 @@ def _vector_elements(batch: TileBatch, policy: LibraryPolicy) -> int:
 
 
 def _row_threads(columns: int, vector: int, spec: DeviceSpec, policy: LibraryPolicy) -> int:
-    """Return the threads of a block with one row: at least half as many as vectors, up to a limit."""
+    """Return the number of threads in a block with one row: at least half as many as vectors, up to a limit."""
     wanted, threads = min(-(-columns // vector), policy.row_threads), spec.teu.lanes
     while threads < wanted / 2:
         threads *= 2

@@ -1,4 +1,4 @@
-"""Templates of GPUs, in the order in which their programs are constructed, and the functions that dispatch to them."""
+"""Templates for GPUs, in the order in which their programs are constructed, and the functions that dispatch to them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _winograd(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> 
 
 
 def _matrix(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs for matrix units, warp groups among them: one search finds both."""
+    """Return the programs for matrix units, including warp groups: one search finds both."""
     forms = [Geometry.of(form) for form in matrix_forms(expr, spec, options)]
     return matrix_pools(forms, spec, options) if forms else []
 
@@ -96,7 +96,7 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
-    """Yield the batches of every template, in their order; those for all forms at once come last."""
+    """Yield the batches of every template, in their order; batches for all forms at once come last."""
     policy = POLICIES[options.policy]
     if policy is None:
         yield from _constructed(expr, spec, options)
@@ -107,7 +107,7 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 def _like_libraries(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, policy: LibraryPolicy
 ) -> list[TileBatch]:
-    """Return the programs of the policy's kernels: a matrix unit's if it takes the dtypes, else threads'."""
+    """Return the programs of the policy's kernels: for a matrix unit if it takes the dtypes, else for threads."""
     found = _winograd(expr, spec, options) or _matrix(expr, spec, options)
     found = found or [b for f in canonical_forms(expr, options) for b in product_tiles(Geometry.of(f), spec, policy)]
     return found or restricted(_constructed(expr, spec, options), spec, policy)
@@ -137,12 +137,12 @@ def price_programs(
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return a time no program of the batch can beat, ``(N,)``: zero if its template has no bound."""
+    """Return a time that no program of the batch can beat, ``(N,)``: zero if its template has no bound."""
     bound = template_of(TEMPLATES, batch).bound
     return np.zeros(len(batch)) if bound is None else bound(batch, spec)
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the time of the arithmetic of every program alone, without copies and memory, ``(N,)``."""
+    """Return the time of every program's arithmetic alone, without copies and memory, ``(N,)``."""
     arithmetic = template_of(TEMPLATES, batch).arithmetic
     return np.zeros(len(batch)) if arithmetic is None else arithmetic(batch, spec)

@@ -1,1 +1,1 @@
-"""Shared by all templates of bulk-synchronous devices: counts of a program, growth of tiles, price of the phases."""
+"""Code shared by all bulk-synchronous templates: counts of a program, growth of tiles, and price of the phases."""

@@ -1,8 +1,9 @@
-"""Counts of a bulk-synchronous program that both its price and its code use: tiles, supersteps, bytes.
+"""Counts of a bulk-synchronous program that both its price and its code use: tiles, supersteps and bytes.
 
 A program's slowest tile (``scratchpad``) is computed by one unit in one superstep, after the unit has received its
 data tiles through the exchange. Accumulators stay in place between reduction steps; ``split_k`` spreads the parts of a
-reduction over several units and adds a superstep that combines them. More tiles than units run in waves.
+reduction over several units and adds a superstep that combines them. If there are more tiles than units, they run in
+waves.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from roller.tile.geometry import Floats, Ints, store_order
 
 @dataclass(frozen=True)
 class Decision:
-    """Counts of a batch, ``(N,)`` each.
+    """Counts for the programs of a batch, ``(N,)`` each.
 
     Parameters
     ----------
     tasks
         Tiles of the output times parts of a split reduction.
     waves, steps
-        Tiles per unit one after another, and reduction steps of one tile.
+        Number of tiles that a unit computes one after another, and of reduction steps per tile.
     supersteps
-        Compute phases of the whole program, each preceded by a synchronisation.
+        Compute phases of the whole program, each preceded by a synchronization.
     received_bytes
         Bytes a unit receives in one reduction step, in whole words of the exchange.
     other_bytes
-        Bytes read only by stages other than the anchor: received once per tile.
+        Bytes that only stages other than the anchor read; they are received once per tile.
     result_bytes
         Bytes of one tile that a unit sends to its home memory.
     partial_bytes
@@ -43,9 +44,9 @@ class Decision:
     working_bytes
         Data tiles, intermediates, accumulators and results of one unit.
     resident_bytes, kept_bytes
-        Tensors of the caller, and how much of them fits in the units' scratchpads next to their tiles.
+        Bytes of the caller's tensors, and of the part that fits in the units' scratchpads next to their tiles.
     streamed_bytes
-        Bytes moved from and to the memory outside the device.
+        Bytes moved to and from the memory outside the device.
     """
 
     tasks: Ints
@@ -71,12 +72,12 @@ def decided(batch: TileBatch, spec: DeviceSpec) -> Decision:
 
 
 def fits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs whose tiles fit in a unit's scratchpad."""
+    """Return the mask of programs whose tiles fit in a unit's scratchpad."""
     return np.asarray(decided(batch, spec).working_bytes <= spec.layer(spec.traits.scratchpad).budget_bytes)
 
 
 def piece_elements(vector: Any, itemsize_bytes: int) -> Any:
-    """Return how many neighbouring results one worker computes together: whole vectors in whole words of memory.
+    """Return the number of neighbouring results that one worker computes together: whole vectors in whole memory words.
 
     Examples
     --------
@@ -88,7 +89,7 @@ def piece_elements(vector: Any, itemsize_bytes: int) -> Any:
 
 
 def contiguous_order(stage: Stage) -> list[str]:
-    """Return the axes of a stage's results, the contiguous one last."""
+    """Return the axes of a stage's results, ending with the contiguous axis."""
     names = tuple(a.name for a in stage.axes)
     return [names[a] for a in store_order(stage, names)]
 
@@ -111,12 +112,12 @@ def tile_of(batch: TileBatch) -> dict[str, Ints]:
 
 
 def in_steps(batch: TileBatch) -> Floats:
-    """Mask of programs whose accumulators outlive a superstep: several steps, or parts on several units."""
+    """Return the mask of programs whose accumulators outlive a superstep: several steps, or parts on several units."""
     return np.asarray((batch.steps > 1) | (batch.split_k > 1))
 
 
 def passes(batch: TileBatch) -> int:
-    """Return the compute phases of a tile other than the anchor's steps: one per other stage."""
+    """Return the number of compute phases of a tile other than the anchor's steps: one per other stage."""
     return len(batch.geometry.expr.stages) - 1
 
 
@@ -134,7 +135,7 @@ def _decide(batch: TileBatch, spec: DeviceSpec) -> Decision:
     result = sum((size[n] for n in expr.outputs), np.zeros(len(batch)))
     partial = np.where(batch.split_k > 1, (batch.split_k - 1) * accumulators, 0).astype(float)
     working = sum(size.values(), np.zeros(len(batch))) + np.where(in_steps(batch), accumulators, 0)
-    working = working + np.where(batch.split_k > 1, accumulators, 0)  # one other part is received at a time
+    working = working + np.where(batch.split_k > 1, accumulators, 0)  # the other parts are received one at a time
     resident = float(sum(t.nbytes for t in (*expr.inputs, *expr.output_tensors)))
     spare = np.maximum(0.0, spec.layer(spec.traits.scratchpad).budget_bytes - working) * spec.units
     kept = np.minimum(resident, spare)
@@ -162,7 +163,7 @@ def _words(count: Ints, word: int) -> Ints:
 
 
 def points_of(stage: Stage, batch: TileBatch) -> Ints:
-    """Return the points of a stage that one unit computes in one step; an axis without a tile counts whole."""
+    """Return the number of a stage's points that one unit computes in one step; an axis without a tile counts whole."""
     tile, total = tile_of(batch), np.ones(len(batch), np.int64)
     for a in stage.axes:
         total = total * tile.get(a.name, a.extent)

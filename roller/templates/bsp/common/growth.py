@@ -1,8 +1,8 @@
 """Growth of a unit's tile by data reuse on bulk-synchronous devices, then the choice of reduction steps and parts.
 
-A tile starts as one vector of one worker (or one pass of the matrix unit) and grows along the axes that save most
-exchange per byte of scratchpad. Every state on the way is a program: small tiles fill all units, large ones exchange
-less.
+A tile starts as one vector of one worker (or one pass of the matrix unit) and grows along the axes that save the most
+exchange per byte of scratchpad. Every state on the way is a program: small tiles fill all units, and large tiles
+exchange less.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from roller.tile.boxes import whole_axes
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import MATRIX, structure_of
 
-#: Equal parts an axis is cut into, besides powers of two; axes followed per state; rounds of growth; states kept.
+#: Numbers of equal parts of an axis in addition to powers of two; axes followed per state; rounds of growth; states
+#: kept.
 _PARTS, _BRANCH, _ROUNDS, _KEPT = 12, 3, 24, 128
-#: Largest reduction steps tried per tile: smaller ones only synchronise more often.
+#: Number of reduction steps tried per tile, largest first: smaller steps only synchronize more often.
 _STEPS = 3
-#: Numbers of units a reduction may be split over.
+#: Numbers of units over which a reduction may be split.
 _SPLITS = (2, 4, 8, 16, 32)
 
 
@@ -60,12 +61,12 @@ def grown(g: Geometry, grain: Grain, spec: DeviceSpec, options: ConstructOptions
 
 
 def whole_mask(g: Geometry) -> np.ndarray:
-    """Mask of the axes that every tile takes whole."""
+    """Return the mask of the axes that every tile takes whole."""
     return np.array([n in whole_axes(g.expr) for n in g.names], bool)
 
 
 def of_grain(batch: TileBatch, step: Ints) -> np.ndarray:
-    """Mask of programs that growth could make: tiles of whole grains, no more parts than steps."""
+    """Return the mask of programs that growth could make: tiles of whole grains, and at most as many parts as steps."""
     g = batch.geometry
     whole = (batch.block >= g.extents)[:, whole_mask(g)].all(axis=1)
     parted = batch.split_k <= batch.counts[:, ~g.spatial].prod(axis=1)
@@ -73,7 +74,7 @@ def of_grain(batch: TileBatch, step: Ints) -> np.ndarray:
 
 
 def _sizes(extent: int, step: int) -> Ints:
-    """Return the extents a tile may take along an axis: equal parts of it, in whole steps."""
+    """Return the extents that a tile may take along an axis: equal parts of the axis, in whole steps."""
     parts = {*range(1, _PARTS + 1), *(1 << p for p in range(extent.bit_length() + 1))}
     parts |= {p for p in range(1, 65) if extent % p == 0}
     return np.array(sorted({_up(_up(extent, p) // p, step) for p in parts} | {step}), np.int64)

@@ -1,4 +1,4 @@
-"""Price of programs of a bulk-synchronous device: the sum of computing, exchanging, synchronising and streaming.
+"""Price of programs for a bulk-synchronous device: the sum of compute, exchange, synchronization and streaming times.
 
 Phases do not overlap. Streaming is the traffic with the memory outside the device for tensors that all scratchpads
 together cannot hold; the exchange carries it, so it does not overlap either.
@@ -20,7 +20,7 @@ from roller.tile.geometry import Floats, Ints
 Terms = dict[str, Floats]
 #: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.bsp.explained`).
 Parts = dict[str, Any]
-#: Terms that compete for the bottleneck.
+#: Terms among which the bottleneck is chosen.
 BOTTLENECKS = ("compute_s", "exchange_s", "sync_s", "streaming_s", "launch_s")
 
 
@@ -31,7 +31,7 @@ def priced(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] |
     once = _once_cycles(batch, spec)
     cycles = d.waves * (d.steps * step + once)
     moved = d.waves * (d.steps * d.received_bytes + d.other_bytes + d.partial_bytes + d.result_bytes)
-    # One synchronisation before every exchange (data tiles of each step, parts, results), and one per further stage.
+    # One synchronization before every exchange (data tiles of each step, parts, results), and one per further stage.
     meetings = (d.supersteps + d.waves).astype(float)
     behind = spec.memory_layers[-1]
     terms: Terms = {
@@ -55,7 +55,7 @@ def priced(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] |
 
 
 def _once_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles per tile of the other stages and of combining parts, ``(N,)``."""
+    """Return the cycles per tile for the other stages and for combining parts, ``(N,)``."""
     expr = batch.geometry.expr
     others = [s for s in expr.stages if s is not expr.anchor]
     cycles = sum((stage_cycles(s, batch, spec) for s in others), np.zeros(len(batch)))
@@ -65,7 +65,7 @@ def _once_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles of one stage over a unit's tile, arithmetic and loads overlapping, workers sharing it."""
+    """Return the cycles of one stage over a unit's tile, shared by its workers; arithmetic and loads overlap."""
     mix = priced_mix(stage.body, stage.combiner, dtypes_of(batch.geometry.expr), stage.acc_dtype)
     arithmetic = sum(n / rate_of(spec.compute.ops_per_cycle_per_unit, *kind) for kind, n in mix.items())
     loads = max(1, len(stage.loads)) / spec.compute.ops_per_cycle_per_unit["load_store"]
@@ -77,7 +77,7 @@ def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def idle_workers(pieces: Ints, spec: DeviceSpec) -> Floats:
-    """Return the factor by which pieces that do not divide evenly among a unit's workers lengthen a tile."""
+    """Return the factor by which a tile takes longer if its pieces do not divide evenly among a unit's workers."""
     workers = spec.limits.threads_per_unit or 1
     return np.asarray(-(-pieces // workers) * workers / pieces)
 

@@ -1,1 +1,1 @@
-"""Code of bulk-synchronous programs: codelets in C++, and the schedule of exchanges as data."""
+"""Code for bulk-synchronous programs: codelets in C++, and the schedule of exchanges as data."""

@@ -1,7 +1,7 @@
 """Codelets: one C++ class per stage, whose workers compute a unit's tile from the unit's own copies of tensors.
 
 The field ``place`` describes the tile to a codelet: first point and number of points of every axis, first position of
-every copy, and, where accumulators outlive a superstep, whether the step is the first and whether it is the last.
+every copy, and, if accumulators outlive a superstep, whether the step is the first and whether it is the last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "largest<{2}>({0}, {
 
 
 def source_of(expr: TensorExpr, schedule: Schedule) -> str:
-    """Return the codelets of all stages, and those that combine and convert the parts of a split reduction."""
+    """Return the codelets of all stages, and the codelets that combine and convert the parts of a split reduction."""
     classes = [_stage(expr, s, p, schedule) for s, p in zip(expr.stages, schedule.stages, strict=True)]
     if schedule.combine and schedule.finish:
         classes += [_combining(expr, schedule.combine, schedule), _finishing(expr, schedule.finish, schedule)]
@@ -31,7 +31,7 @@ def _stage(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule) 
 
 
 def _class(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -> str:
-    """Return a class whose workers share the results of a tile; ``point`` has the statements of one result."""
+    """Return a class whose workers share the results of a tile; ``point`` holds the statements for one result."""
     lines = _shared_out(stage, plan.piece, point)
     used = set(re.findall(r"\w+", "\n".join(lines)))
     named = [(i, _place_name(n)) for i, n in enumerate(plan.place)]
@@ -42,7 +42,7 @@ def _class(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -
 
 
 def _place_name(number: str) -> str:
-    """Return the C++ variable of an entry of ``place``."""
+    """Return the C++ variable for an entry of ``place``."""
     kind, _, name = number.partition("_")
     if kind == "b":
         tensor, _, dimension = name.rpartition("_")
@@ -51,7 +51,7 @@ def _place_name(number: str) -> str:
 
 
 def _shared_out(stage: Stage, piece: int, point: list[str]) -> list[str]:
-    """Return the loops of one worker over its even share of the pieces, row by row."""
+    """Return one worker's loops over its even share of the pieces, row by row."""
     order = contiguous_order(stage)
     if not order:  # one result
         return ["    if (worker == 0) {", *(f"      {line}" for line in point), "    }"]

@@ -1,4 +1,4 @@
-"""Artifacts of bulk-synchronous programs: codelets as source, the schedule as data of the target."""
+"""Artifacts of bulk-synchronous programs: codelets as source, and the schedule as data for the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scalar trees as C++ of a worker, which reads its unit's copies of tensors."""
+"""Scalar trees as C++ code for a worker, which reads its unit's copies of tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.expr.rounding import dtype_of_call
 from roller.expr.scalar import Cast, Const, IndexValue, Load
 from roller.tile.supersteps import plain
 
-#: C++ type of each dtype a unit computes in.
+#: C++ type of each dtype in which a unit computes.
 TYPES = {
     "float16": "half", "float32": "float", "float64": "double", "int8": "int8_t", "uint8": "uint8_t",
     "int16": "int16_t", "uint16": "uint16_t", "int32": "int32_t", "uint32": "uint32_t", "int64": "int64_t",
@@ -61,7 +61,7 @@ class Printer:
         self.expr, self.place = expr, place
 
     def scalar(self, node: Scalar) -> tuple[str, str]:
-        """Return the C++ of a tree, and its dtype."""
+        """Return the C++ code of a tree, and its dtype."""
         if isinstance(node, Const):
             return constant(node.value, node.dtype), node.dtype
         if isinstance(node, IndexValue):
@@ -104,7 +104,7 @@ class Printer:
         elif fn == "neg":
             made = f"(-{given[0]})"
         elif fn in _OWN or fn in _MATH:
-            # Functions of halves are computed in single precision and rounded.
+            # Functions of half-precision values are computed in single precision and rounded.
             single = "float" if wide == "float16" and fn not in ("max", "min", "abs") else own
             name = f"{_OWN[fn]}<{single}>" if fn in _OWN else f"std::{fn}"
             made = f"{name}({', '.join(f'{single}({a})' for a in given)})"
@@ -130,7 +130,7 @@ def constant(value: float, dtype: str) -> str:
 
 
 def index(i: Index) -> str:
-    """Return an index as C++ over the axes' identifiers.
+    """Return an index as a C++ expression over the axes' identifiers.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def index(i: Index) -> str:
 
 
 def name_of(axis: str) -> str:
-    """Return a C++ identifier for an axis; names of fused axes contain signs, and no name may be a keyword.
+    """Return a C++ identifier for an axis; names of fused axes contain symbols, and no name may be a keyword.
 
     Examples
     --------

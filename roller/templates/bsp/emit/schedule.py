@@ -40,7 +40,7 @@ def schedule_of(program: RProgram, spec: DeviceSpec, entry: str) -> Schedule:
 
 
 def _vector(program: RProgram) -> int:
-    """Return how many neighbouring results a worker computes at a time."""
+    """Return the number of neighbouring results that a worker computes at a time."""
     axis = program.vector_axis
     return 1 if axis is None else program.tile(program.layers[0])[axis]
 
@@ -80,7 +80,7 @@ def _axes(s: Stage) -> tuple[tuple[str, int], ...]:
 
 
 def _place(expr: TensorExpr, s: Stage, tensors: Sequence[str], keeps: bool) -> tuple[str, ...]:
-    """Return the entries of ``place``: ``f_`` first, ``n_`` number, ``m_`` most points of an axis; ``b_`` box."""
+    """Return the entries of ``place``: ``f_`` first, ``n_`` number, ``m_`` maximum of an axis's points; ``b_`` box."""
     numbers = [f"{word}_{a.name}" for a in s.axes for word in ("f", "n", "m")]
     numbers += [f"b_{t}_{d}" for t in tensors for d in range(len(expr.tensors[t].shape))]
     return (*numbers, *(("first", "last") if keeps else ()))

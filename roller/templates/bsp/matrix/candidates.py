@@ -23,7 +23,7 @@ def matrix_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions
 
 
 def matrix_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of the programs of a batch that construction offers."""
+    """Return the mask of the programs of a batch that construction offers."""
     del spec
     f, names = batch.fragment, batch.geometry.names
     assert f is not None  # the template matches no others
@@ -32,7 +32,7 @@ def matrix_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def matrix_passes(g: Geometry, f: Fragment) -> Iterator[Grain]:
-    """Yield the grains of a matrix instruction: m moves one operand, n the other, k both."""
+    """Yield the grains of a matrix instruction: m moves one operand, n the other, and k both."""
     anchor = g.expr.anchor
     if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
         return

@@ -1,4 +1,4 @@
-"""Price of the matrix unit: one operand stays in the unit while the other streams through it."""
+"""Price of a matrix unit's programs: one operand stays in the unit while the other streams through it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.tile.geometry import Floats
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
-    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch; return ``seconds`` and its terms as arrays ``(N,)``."""
     return priced(batch, spec, _step_cycles(batch, spec), told)
 
 

@@ -1,4 +1,4 @@
-"""Programs whose workers compute in vectors along the axis in which results are contiguous."""
+"""Programs whose workers compute in vectors along the axis along which results are contiguous."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from roller.tile.geometry import Geometry
 
 
 def vector_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs of one form; every expression has some."""
+    """Return the programs of one form; every expression has such programs."""
     return grown(geometry, _vector(geometry, spec), spec, options)
 
 
 def vector_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of the programs of a batch that construction offers."""
+    """Return the mask of the programs of a batch that construction offers."""
     return of_grain(batch, _vector(batch.geometry, spec).step)
 
 

@@ -1,4 +1,4 @@
-"""Price of programs of vectors: the anchor costs the same as any other stage."""
+"""Price of vector programs: the anchor costs the same as any other stage."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from roller.templates.bsp.common.price import Parts, Terms, priced, stage_cycles
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
-    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch; return ``seconds`` and its terms as arrays ``(N,)``."""
     return priced(batch, spec, stage_cycles(batch.geometry.expr.anchor, batch, spec), told)

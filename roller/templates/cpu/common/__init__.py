@@ -1,1 +1,1 @@
-"""Terms of the CPU model that several templates use: caches, lanes, packing, traffic."""
+"""Terms of the CPU model that several templates use: caches, lanes, packing, and traffic."""

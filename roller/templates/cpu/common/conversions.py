@@ -15,24 +15,25 @@ from roller.templates.cpu.decide import IN_PLACE, decided
 from roller.templates.cpu.narrow_floats import is_converted
 from roller.tile.geometry import Access
 
-#: Cost of converting a broadcast element in conversions of a vector: the element moves to a vector register, is
-#: converted there, and is spread over the lanes; instructions that LLVM emits for our templates on AVX-512.
+#: Cost of converting a broadcast element relative to converting a vector: the element moves to a vector register, is
+#: converted there, and is spread over the lanes; counted from the instructions that LLVM emits for our templates on
+#: AVX-512.
 BROADCAST_CONVERSIONS = 2.5
 
 
 def conversion_cycles(access: Access, spec: DeviceSpec) -> float:
-    """Return the cycles of converting one vector of a tensor's elements when it is loaded, or 0."""
+    """Return the cycles to convert one vector of a tensor's elements when it is loaded, or 0."""
     return spec.teu.lanes / rate_of(spec, "convert", access.tensor.dtype) if is_converted(access) else 0.0
 
 
 def kernel_conversion_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return the cycles in which a micro-kernel converts one vector of an operand that packing has not converted."""
+    """Return the cycles in which a micro-kernel converts one vector of an operand that packing did not convert."""
     d = decided(batch, spec)
     return conversion_cycles(access, spec) if d.keeps_stored(access) or d.staging(access) == IN_PLACE else 0.0
 
 
 def stored_cycles(expr: TensorExpr, spec: DeviceSpec) -> float:
-    """Return the cycles of converting one vector of every result when it is stored."""
+    """Return the cycles to convert one vector of every result when it is stored."""
     narrow = (t.dtype for t in expr.output_tensors if DTYPES[t.dtype].is_narrow)
     return sum(spec.teu.lanes / rate_of(spec, "convert", dtype) for dtype in narrow)
 

@@ -1,7 +1,7 @@
-"""Terms of the CPU model for tasks on cores: imbalance, combination of split reductions, start of parallel loops.
+"""Terms of the CPU model for tasks on cores: imbalance, combining split reductions, and starting parallel loops.
 
-The vector unit is the TEU, cores are the units, a task (the ``l2`` tile) is the block, the micro-kernel the register
-tile. Cores overlap arithmetic with cache traffic, hence ``max``; packing and the start of tasks are added.
+The vector unit is the TEU, cores are the units, a task (the ``l2`` tile) is the block, and the micro-kernel is the
+register tile. Cores overlap arithmetic with cache traffic, hence ``max``; packing and the start of tasks are added.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from roller.tile.geometry import Floats, Ints
 Terms = dict[str, Floats]
 #: Intermediate numbers of a price, by name.
 Parts = dict[str, Any]
-#: Terms that compete for the bottleneck.
+#: Terms among which the bottleneck is chosen.
 BOTTLENECKS = ("compute_s", "dram_s", "l2_s", "l3_s", "launch_s")
 
 
 def imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
-    """Return the idle factor of cores for whole tasks, and the number of tasks; parts of a reduction are tasks."""
+    """Return the idle factor of cores for whole tasks, and the number of tasks; parts of a reduction count as tasks."""
     d = decided(batch, spec)
     tasks, chunks = d.task_count, d.split_chunks
     parts = tasks * d.parts  # the last part may be smaller
@@ -36,14 +36,14 @@ def imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
 def _uneven(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the first core's work relative to its share, because the last tasks of an axis are smaller."""
     # Every core takes a run of adjacent tasks, so the last core gets all smaller tasks at the end of the outermost
-    # axis; those of other axes are evenly distributed.
+    # axis; smaller tasks of other axes are evenly distributed.
     d, rows = decided(batch, spec), np.arange(len(batch))
     outer = np.argmax(d.tasks > 1, axis=1)
     return np.asarray(d.tasks[rows, outer] * d.per_task[rows, outer] / d.tiles[rows, outer])
 
 
 def combine_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds in which one core combines the parts of a split reduction: written once, read once."""
+    """Return the seconds in which one core combines the parts of a split reduction, each written once and read once."""
     results = decided(batch, spec).parts * float(batch.geometry.store.tensor.elements) * ACCUMULATOR_BYTES
     return np.where(batch.split_k > 1, 2 * results * spec.units / holding_bandwidth(results, spec), 0.0)
 

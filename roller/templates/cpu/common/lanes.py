@@ -1,4 +1,4 @@
-"""Vectors and caches of a CPU: lanes, rates, distances in memory, usable bytes of a layer."""
+"""Vectors and caches of a CPU: lanes, rates, distances in memory, and usable bytes of a layer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from roller.tile.geometry import Access, Floats, Ints
 
 
 def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
-    """Return the elements of one vector register."""
+    """Return the number of elements in one vector register."""
     return max(1, spec.teu.lanes * 4 // itemsize_bytes)
 
 
 def rate_of(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
-    """Return operations per cycle of a core: those of the data type if it has a separate rate."""
+    """Return a core's operations per cycle, using the data type's separate rate if it has one."""
     rates = spec.compute.ops_per_cycle_per_unit
     return rates.get(f"{instruction_class}.{dtype}", rates[instruction_class])
 
@@ -41,7 +41,7 @@ def passes(lanes: Ints, spec: DeviceSpec, elements: int) -> Floats:
 
 
 def lane_distance(access: Access, axis: int) -> int:
-    """Return the distance in memory (elements) between adjacent lanes along ``axis``; 0 is a broadcast."""
+    """Return the distance in memory (elements) between adjacent lanes along ``axis``; 0 means a broadcast."""
     if not access.uses[axis]:
         return 0
     pitch, step = 1, 0

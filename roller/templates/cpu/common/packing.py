@@ -1,4 +1,4 @@
-"""Seconds that a CPU program spends packing, and the effect of packing on the traffic on the memory bus."""
+"""Seconds that a CPU program spends packing, and the effect of packing on memory-bus traffic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.tile.geometry import Access, Floats, Ints
 
 # Measured with our templates as LLVM compiles them on AVX-512: constants of templates and compiler, not of a device.
 
-#: Cycles of a copied row in addition to its elements.
+#: Cycles per copied row in addition to the cycles of its elements.
 ROW_CYCLES = 8.0
 #: Cost per element relative to a plain copy: of a panel in whole vectors, and in blocks transposed in registers; of a
 #: box whose rows have the same bounds in every task, different bounds in every task, and columns sorted by phase.
@@ -27,7 +27,7 @@ TRANSPOSED, DIVIDED, GUARDED_ROWS, GUARDED_ONES = 2.7, 5.4, 9.0, 6.2
 
 def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
     """Return the seconds spent packing staged operands: the copy's instructions and its passes through a cache."""
-    # Panels of constants are packed before the first call; boxes belong to a task.
+    # Panels of constants are packed before the first call; boxes are packed by each task.
     g, v = batch.geometry, batch.vector_axis
     total = np.zeros(len(batch))
     if not batch.staged:
@@ -68,7 +68,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
 
 
 def _passed_bytes(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes that pass a cache between the packing of a panel and its use."""
+    """Return the bytes that pass through a cache between the packing of a panel and its use."""
     # A panel packed before the tasks is used after the whole tensor and the whole panel have passed; otherwise every
     # task packs its own part.
     d = decided(batch, spec)
@@ -77,13 +77,13 @@ def _passed_bytes(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _copy_cycles(spec: DeviceSpec) -> tuple[float, float]:
-    """Return the cycles of an element copied in rows, and of one that is gathered."""
+    """Return the cycles per element copied in rows, and per gathered element."""
     ex = spec.execution
     return (ex.element_copy_s or 0.0) * spec.clock_hz, (ex.element_gather_s or 0.0) * spec.clock_hz
 
 
 def _row_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return the cycles of an element of a panel whose rows along axis ``v`` are whole vectors."""
+    """Return the cycles per element of a panel whose rows along axis ``v`` are whole vectors."""
     copy, gather = _copy_cycles(spec)
     v = batch.vector_axis
     if not access.gather:
@@ -102,7 +102,7 @@ def _row_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
 
 
 def _one_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cycles of an element of a panel without vector rows; blocks with contiguous rows are shuffled."""
+    """Return the cycles per element of a panel without vector rows; blocks with contiguous rows are shuffled."""
     g, v = batch.geometry, batch.vector_axis
     copy, gather = _copy_cycles(spec)
     used = v is not None and bool(access.uses[v])
@@ -116,8 +116,8 @@ def _one_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 def task_dram_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the bytes that cross the memory bus while the tasks run, ``(N,)``."""
-    # Operands packed before the tasks were read then; their panels come from memory if they exceed the last-level
-    # cache. Tasks that pack the same part of a tensor each read it again.
+    # Operands packed before the tasks have already been read; their panels come from memory if they exceed the
+    # last-level cache. Tasks that pack the same part of a tensor each read it again.
     total = np.full(len(batch), dram_traffic_bytes(batch, spec))
     if not total.any():
         return total

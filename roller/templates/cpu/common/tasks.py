@@ -13,16 +13,16 @@ from roller.perf.batch import TileBatch
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import Structure
 
-#: Candidate numbers of register tiles of one task along an axis, in addition to all of them.
+#: Candidate numbers of register tiles per task along an axis, in addition to all of them.
 _PER_TASK = (1, 2, 4, 8, 16, 32, 64)
-#: Candidate numbers of register tiles of one task of a streaming or row kernel.
+#: Candidate numbers of register tiles per task of a streaming or row kernel.
 _STREAMED = (1, 2, 4, 16, 64, 256, 1024, 4096)
-#: Largest number of task shapes per micro-kernel.
+#: Maximum number of task shapes per micro-kernel.
 _TASKS = 48
 
 
 def vector_axes(geometry: Geometry, structure: Structure) -> list[int]:
-    """Return the axes vectors may run along: any spatial axis of a tiled reduction, else the contiguous ones."""
+    """Return the axes along which vectors may run: any spatial axis of a tiled reduction, else the contiguous ones."""
     spatial = [int(v) for v in np.flatnonzero(geometry.spatial)]
     if structure.reuses:
         return [v for v in spatial if geometry.extents[v] > 1] or spatial[-1:]
@@ -38,7 +38,7 @@ def vector_counts(geometry: Geometry, v: int, lanes: int) -> list[int]:
 
 
 def row_axes(geometry: Geometry, v: int) -> list[int]:
-    """Return the axes worth several rows of a micro-kernel: some operand is reused along them or shares a dimension."""
+    """Return the axes worth several micro-kernel rows: some operand is reused along them or shares a dimension."""
     # Adjacent windows share no element, yet several rows of them are predicted to be faster.
     out = []
     for a in np.flatnonzero(geometry.spatial):
@@ -58,7 +58,7 @@ def batch_of(
 
 
 def tile_counts(geometry: Geometry, register: Ints) -> Ints:
-    """Return the number of register tiles along every spatial axis, 1 along the others."""
+    """Return the number of register tiles along every spatial axis, and 1 along the others."""
     return np.where(geometry.spatial, -(-geometry.extents // register), 1)
 
 
@@ -79,7 +79,7 @@ def _places(lengths: tuple[int, ...]) -> tuple[Ints, ...]:
 
 @functools.cache
 def _per_task(tiles: int, units: int) -> Ints:
-    """Return the candidate numbers of tiles of one task along an axis of ``tiles`` tiles."""
+    """Return the candidate numbers of tiles per task along an axis of ``tiles`` tiles."""
     return np.array(sorted({min(p, tiles) for p in _PER_TASK} | {tiles, -(-tiles // units)}), np.int64)
 
 

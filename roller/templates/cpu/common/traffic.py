@@ -12,17 +12,17 @@ from roller.templates.cpu.common.lanes import lane_distance, room
 from roller.templates.cpu.decide import IN_PLACE, decided
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Bytes of an accumulator that is stored between chunks of a reduction, for all dtypes but float64.
+#: Bytes of an accumulator that is stored between chunks of a reduction, for all dtypes except float64.
 ACCUMULATOR_BYTES = 4
 
 
 def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return bytes into L1 from L2, into L2 from L3, and those of the latter that kernels wait for, ``(N,)`` each."""
+    """Return bytes into L1 from L2, into L2 from L3, and the part of the latter that kernels wait for, ``(N,)``."""
     # Sums over all micro-kernels; lines that no prefetcher loads count as bytes of equal waiting time. The register
     # tiles of a task are a loop nest: an outer loop multiplies an operand's traffic, unless the operand is the same in
     # all iterations and one iteration's data fit the cache. Constants that L2 does not keep from call to call arrive
-    # panel by panel: if several register tiles read a panel, the first waits for it, else all panels are one stream
-    # beside the arithmetic.
+    # panel by panel: if several register tiles read a panel, the first tile waits for it, otherwise all panels form one
+    # stream that overlaps the arithmetic.
     g, d = batch.geometry, decided(batch, spec)
     chunks, per_task = d.chunk_count, d.per_task
     task = np.where(g.spatial, np.minimum(per_task * d.tile, g.extents), d.chunk)
@@ -56,7 +56,7 @@ def _loaded_again(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[lis
     near = [np.ones(len(batch)) for _ in g.loads]
     far = [np.ones(len(batch)) for _ in g.loads]
     d = decided(batch, spec)
-    for axis in d.loop_order[0, ::-1].tolist():  # all programs of a batch have one order, except dot products
+    for axis in d.loop_order[0, ::-1].tolist():  # all programs of a batch have the same order, except dot products
         held = sum(_moved_bytes(a, tile, batch, spec) / _set_share(a, tile, batch, spec) for a in g.loads)
         in_l1, in_l2 = held <= room(spec, "l1"), held <= room(spec, "l2")
         trips = d.per_task[:, axis]
@@ -91,7 +91,7 @@ def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Fl
 
 
 def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes of a packed data tile, or of all lines that hold an unpacked one."""
+    """Return the bytes of a packed data tile, or of all lines that hold an unpacked tile."""
     # A run of ``r`` bytes at any start touches ``r / line + 1 - itemsize / line`` lines on average. A window with gaps
     # skips the elements between its taps, so it moves no more than its taps do separately.
     size, d = access.tensor.itemsize_bytes, decided(batch, spec)

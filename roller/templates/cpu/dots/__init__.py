@@ -1,1 +1,1 @@
-"""Template of dot products: both operands are contiguous along the reduction, and nothing is packed."""
+"""Template for dot products: both operands are contiguous along the reduction, and nothing is packed."""

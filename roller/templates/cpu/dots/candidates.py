@@ -1,4 +1,4 @@
-"""Candidate programs of dot products: vectors along a reduction axis, several outputs at once, nothing packed."""
+"""Candidate programs for dot products: vectors along a reduction axis, several outputs at once, and nothing packed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.templates.cpu.common.tasks import row_axes, task_shapes, tile_counts
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import TILED, structure_of
 
-#: Candidate outputs of a micro-kernel along an axis, and accumulators of each output.
+#: Candidate numbers of outputs per micro-kernel along an axis, and of accumulators per output.
 _OUTPUTS, _CHAINS = (1, 2, 3, 4, 5, 6, 8, 12), (1, 2, 4)
 #: Candidate chunks of the reduction axis, in addition to all of it (elements): rows of a chunk stay in a cache.
 _CHUNKS = (512, 1024, 2048, 4096, 8192)
@@ -35,7 +35,7 @@ def dots_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) 
 
 
 def dot_axes(geometry: Geometry, spec: DeviceSpec) -> list[int]:
-    """Return the reduction axes along which every operand is contiguous or constant, and at least one contiguous."""
+    """Return the reduction axes along which every operand is contiguous or constant, and at least one is contiguous."""
     if any(a.bounds or a.gather for a in geometry.loads):
         return []
     found = []
@@ -76,7 +76,7 @@ def dots_batch(
 
 
 def _tiles(geometry: Geometry, rows: Sequence[int], usable: int) -> list[tuple[int, ...]]:
-    """Return outputs of a micro-kernel along the axes, at most two of them larger than 1."""
+    """Return the numbers of outputs per micro-kernel along the axes, at most two of them larger than 1."""
     out = {tuple(1 for _ in rows)}
     sizes = [[n for n in _OUTPUTS if n <= geometry.extents[a]] for a in rows]
     for (i, first), (j, second) in itertools.combinations_with_replacement(list(enumerate(sizes)), 2):

@@ -133,8 +133,8 @@ class Dots(Tiled):
         return self.nest.loop(count, lambda b: seq(ahead(first + b * (chains * self.lanes)), step(b)), name="k")
 
     def _ahead(self, env: Env, at: Env) -> Callable[[Expr], Stmt] | None:
-        """Return the emitter of prefetches of the next tile's lines of far operands, or ``None`` if they do not pay."""
-        # The outermost axis streams. Every tile starts at other rows, where the hardware prefetcher starts anew, and it
+        """Return the emitter of prefetches for far operands' lines in the next tile, or ``None`` if they do not pay."""
+        # The outermost axis streams. Every tile starts at other rows, where the hardware prefetcher restarts, and it
         # does not look far enough ahead if much is computed per line.
         s = self._loop_order()[0] if self.spatial else None
         outputs = math.prod(p.tile for p in self.spatial)
@@ -153,7 +153,7 @@ class Dots(Tiled):
         return lines if far else None
 
     def _elements(self, env: Env, at: Env, count: int | Expr, first: Expr) -> Stmt:
-        """Emit the elements that fill no vector."""
+        """Emit the elements that do not fill a vector."""
 
         def step(k: Expr) -> Stmt:
             def output(inner: tuple[Expr, ...]) -> Stmt:

@@ -16,7 +16,7 @@ from roller.templates.cpu.decide import decided, vector_elements
 from roller.templates.cpu.tiled.price import KERNEL_CYCLES
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Associativity of a cache whose spec does not give it.
+#: Associativity of a cache if its spec does not state it.
 _WAYS = 16
 
 
@@ -24,13 +24,13 @@ def fits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Return the mask of programs whose accumulators and operands stay in vector registers."""
     d = decided(batch, spec)
     rows = [a.elements(d.tile) for a in batch.geometry.loads]
-    held = np.minimum.reduce(rows) + 1  # one operand stays in registers during the rows of the other one
+    held = np.minimum.reduce(rows) + 1  # one operand stays in registers during the rows of the other operand
     usable = spec.limits.usable_vector_registers or 0  # the schema requires it for CPUs
     return np.asarray((d.vectors <= usable) & (d.vectors + held < (spec.limits.vector_registers or usable)))
 
 
 def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles of all micro-kernels of one register tile: its steps, its tails, and a fold per chunk."""
+    """Return the cycles of all micro-kernels of one register tile: its steps, its tails, and a fold per chunk."""
     g, anchor, v = batch.geometry, batch.geometry.expr.anchor, batch.vector_axis
     assert v is not None
     d, rate, width = decided(batch, spec), spec.compute.ops_per_cycle_per_unit, spec.teu.lanes
@@ -57,7 +57,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def traffic(batch: TileBatch, spec: DeviceSpec, layer: str) -> Floats:
-    """Return bytes that come into a core's ``layer`` over all micro-kernels."""
+    """Return the bytes that enter a core's ``layer`` over all micro-kernels."""
     # Tiles are looped over inside the chunks of the reduction. The outermost loop whose data fit the layer decides: its
     # data are loaded once per iteration of it and of the loops around it, unless the iterations use the same data.
     g, d = batch.geometry, decided(batch, spec)
@@ -81,7 +81,7 @@ def traffic(batch: TileBatch, spec: DeviceSpec, layer: str) -> Floats:
 
 
 def _fetched(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
-    """Return bytes of one operand fetched over the ``outer`` loops of a task, ``(loops, N)``, outermost first."""
+    """Return the bytes of one operand fetched over the ``outer`` loops of a task, ``(loops, N)``, outermost first."""
     times, rows = np.ones(len(held)), np.arange(len(held))
     moved = np.zeros(len(held), bool)
     for a in outer[::-1]:
@@ -92,7 +92,7 @@ def _fetched(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
 
 
 def _rows_fit(access: Access, held: Ints, spec: DeviceSpec, layer: str) -> np.ndarray:
-    """Return whether the rows of a data tile, at their distance in memory, fit the sets of a cache."""
+    """Return whether the rows of a data tile, at their distance in memory, fit in the sets of a cache."""
     cache = spec.layer(layer)
     line, shape = cache.line_bytes or cache.transaction_bytes, access.tensor.shape
     page = cache.page_bytes or cache.capacity_bytes // _WAYS
@@ -128,7 +128,7 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     idle, tasks = imbalance(batch, spec)
     terms = dots_terms(batch, spec, idle, start_s(tasks, 1, spec))
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
-    # Every tile starts at other rows, where prefetching starts anew, so memory and arithmetic hardly overlap.
+    # Every tile starts at other rows, where prefetching restarts, so memory and arithmetic hardly overlap.
     slowest = memory + terms["compute_s"]
     terms["combine_s"] = combine_s(batch, spec)
     terms["seconds"] = np.where(fits(batch, spec), slowest + terms["combine_s"] + terms["launch_s"], np.inf)

@@ -1,6 +1,6 @@
-"""Rounding to bfloat16 by integer arithmetic on the bits of float32, in which processors compute it.
+"""Rounding to bfloat16 by integer arithmetic on the bits of float32, the dtype in which processors compute it.
 
-A conversion to bfloat16 and back changes no dtype here, where both are float32, but it rounds.
+A conversion to bfloat16 and back does not change the dtype here, where both are float32, but it rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def bfloat16_bits(value: Any) -> Any:
 
 
 def rounded_casts(body: Any) -> Any:
-    """Return a statement in which conversions to bfloat16 and back are replaced by rounding of float32."""
+    """Return a statement in which conversions to bfloat16 and back are replaced by rounding float32 values."""
 
     def back(cast: Any) -> Any:
         narrow = cast.value

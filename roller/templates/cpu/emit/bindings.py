@@ -1,7 +1,8 @@
-"""Removal of nested bindings: the value of an inner ``Let`` is stored before the outer one binds it.
+"""Removal of nested bindings: the value of an inner ``Let`` is stored before the outer ``Let`` binds it.
 
-TVM's analyzer visits the value of each nested binding several times, so every level multiplied the build time. TVM also
-substitutes bindings by statements unless they read memory; hence a local buffer, which LLVM keeps in a register.
+TVM's analyzer visits the value of each nested binding several times, so every level would multiply the build time. TVM
+also substitutes bindings made by statements unless they read memory; hence the pass uses a local buffer, which LLVM
+keeps in a register.
 """
 
 from __future__ import annotations

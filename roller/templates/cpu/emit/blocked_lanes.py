@@ -21,7 +21,7 @@ class Digits:
     Parameters
     ----------
     axis
-        The axis; vectors along it begin at multiples of their lanes.
+        The axis; vectors along it begin at multiples of their lane count.
     terms
         Its distinct divisions and remainders ``(div, mod)``.
     """

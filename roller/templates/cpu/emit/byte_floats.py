@@ -1,4 +1,4 @@
-"""8-bit floats on CPUs by integer arithmetic on their bits, which LLVM vectorises."""
+"""8-bit floats on CPUs by integer arithmetic on their bits, which LLVM vectorizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def to_float(byte: Any, row: DType) -> Any:
 
 
 def to_byte(value: Any, row: DType) -> Any:
-    """Round a float32 to the nearest number, ties to even, and return its byte; NaN stays NaN."""
+    """Round a float32 to the nearest 8-bit float, ties to even, and return its byte; NaN stays NaN."""
     given, bits = tirx.Var("given", "float32"), tirx.Var("bits", "uint32")
     magnitude = bits & _unsigned(0x7FFFFFFF)
     last = (magnitude >> _unsigned(row.spare_bits)) & _unsigned(1)

@@ -1,4 +1,4 @@
-"""Copy of every second element of a row in vectors, by two loads and a shuffle instead of a load per element."""
+"""Copy every second element of a row in vectors, using two loads and a shuffle instead of a load per element."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Element-wise loop nests: vectors along one axis, the last one shifted back instead of masked.
+"""Element-wise loop nests: vectors along one axis, with the last vector shifted back instead of masked.
 
-The streaming template uses them, and the rows template for its stages without a reduction.
+The streaming template uses them, as does the rows template for its stages without a reduction.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import Nest, Stmt, clamp, integer, lower_of, unravel
 from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below, tile_start
 
-#: Fewest elements that one task of an element-wise nest writes, so that its start is negligible.
+#: Minimum number of elements that one task of an element-wise nest writes, so that its start-up time is negligible.
 _TASK_ELEMENTS = 1 << 14
 #: Vectors unrolled along the vector axis.
 _UNROLL = 4
 
 
 def contiguity(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
-    """Return the number of accesses contiguous along ``axis``, and minus the number of strided ones."""
+    """Return the number of accesses contiguous along ``axis``, and minus the number of strided accesses."""
     accesses = [(stage.name, stage.store), *((ld.tensor, ld.index) for ld in stage.loads)]
     steps = [lane_stride(index, expr.tensors[name].shape, axis) for name, index in accesses]
     return sum(s == 1 for s in steps), -sum(s not in (0, 1) for s in steps)
@@ -32,7 +32,7 @@ def contiguity(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
 def default_plans(
     stage: Stage, expr: TensorExpr, lanes: int, names: Sequence[str], open_axes: Collection[str] = ()
 ) -> tuple[SpatialPlan, ...]:
-    """Return plans over the spatial axes ``names``: vectors along the most contiguous, tasks of a useful size."""
+    """Return plans over the spatial axes ``names``: vectors along the most contiguous axis, tasks of useful size."""
     extents = stage.extents
     best = max(names, key=lambda n: (contiguity(stage, expr, n)[::-1], names.index(n)), default=None)
     plans: list[SpatialPlan] = []
@@ -72,9 +72,9 @@ def task_loop(
     group: int = 1,
 ) -> Stmt:
     """Loop over the tasks and their register tiles; ``body`` receives the first coordinate per axis."""
-    # With ``group``, that many tiles of the last axis are unrolled, so that chains of dependent operations in one (the
-    # fold of a sum's lanes) overlap those of the others. With ``to_line``, tiles start at cache lines (see
-    # :func:`_from_line`).
+    # If ``group`` is given, that many tiles of the last axis are unrolled, so that chains of dependent operations in
+    # one (the fold of a sum's lanes) overlap the chains of the others. If ``to_line`` is given, tiles start at cache
+    # lines (see :func:`_from_line`).
     if to_line is not None:
         plans = [replace(p, tiles=p.tiles + 1) if p.lanes > 1 else p for p in plans]
     tasks = [p.tasks for p in plans]
@@ -103,7 +103,7 @@ def task_loop(
 
 def _from_line(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
     """Return the first coordinate of a tile if tiles start ``head`` elements after the start of the axis."""
-    # One additional tile covers the elements before; it and the last tile overlap their neighbours.
+    # One additional tile covers the elements before that; it and the last tile overlap their neighbours.
     before = tirx.floormod(head, integer(plan.tile))
     return clamp(before + (tile - 1) * plan.tile, 0, plan.extent - plan.tile)
 
@@ -111,7 +111,7 @@ def _from_line(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
 def tile_loop(
     nest: Nest, plans: Sequence[SpatialPlan], start: Mapping[str, Any], body: Callable[[dict[str, Any]], Stmt]
 ) -> Stmt:
-    """Run ``body`` on every element of a register tile: unrolled, lanes vectorised innermost."""
+    """Run ``body`` on every element of a register tile: unrolled, lanes vectorized innermost."""
     vector = next((p for p in plans if p.lanes > 1), None)
     rows = [p for p in plans if p is not vector]
 

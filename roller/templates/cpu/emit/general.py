@@ -1,6 +1,6 @@
-"""One function for all sizes from the functions for some of them: constants become formulas of the sizes.
+"""Derive one function for all sizes from the functions for some sizes: constants become formulas of the sizes.
 
-Functions of one template with the same tiles differ only in constants. Their least general generalisation (G. D.
+Functions of one template with the same tiles differ only in constants. Their least general generalization (G. D.
 Plotkin, "A note on inductive generalization", Machine Intelligence 5, 1970) takes the sizes as arguments.
 """
 
@@ -25,7 +25,7 @@ def size_argument(name: str) -> str:
 
 
 def written(module: Any, sizes: Mapping[str, int]) -> Written:
-    """Return parameters and body of a module's function as data, for a shape with these sizes."""
+    """Return the parameters and body of a module's function as data, for a shape with these sizes."""
     function = module[ENTRY]
     arguments = [declare(size_argument(n), [x], "uint8", private=False) for n, x in sizes.items()]
     return written_of([*function.params, *arguments, function.body])

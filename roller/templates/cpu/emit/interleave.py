@@ -1,4 +1,4 @@
-"""Interleave functions of several vectors, so that the latency of one overlaps with the computation of the others.
+"""Interleave functions of several vectors, so that the latency of one vector overlaps the computation of the others.
 
 The steps of a polynomial depend on each other. LLVM splits one vector of several registers instruction by instruction,
 so every step is done for all registers before the next step, without relying on out-of-order execution.
@@ -13,14 +13,14 @@ from roller.te.emit import Expr
 from roller.templates.cpu.emit.lanewise import mentions, nodes
 from roller.templates.cpu.emit.nest import Stmt, integer
 
-#: Interleaved registers. More would not fit: a chain needs three in addition to its constants.
+#: Interleaved registers. More would not fit, because a chain needs three in addition to its constants.
 TOGETHER = 2
 
 
 def side_by_side(body: Stmt) -> Stmt:
     """Return ``body`` with unrolled loops over vectors that bind values turned into loops over longer vectors."""
 
-    # Only if the loop variables occur only in the element ``step * lanes + lane``.
+    # This applies only if the loop variables occur only in the element ``step * lanes + lane``.
     def wider(loop: Any) -> Any:
         inner = loop.body
         if loop.kind != tirx.ForKind.UNROLLED or int(loop.extent) % TOGETHER or not isinstance(inner, tirx.For):

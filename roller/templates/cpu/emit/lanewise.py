@@ -1,7 +1,7 @@
-"""Serialise vector loops that bind values and that TVM would run lane by lane anyway.
+"""Serialize vector loops that bind values and that TVM would run lane by lane anyway.
 
-TVM's vectoriser turns a whole statement into scalars at the first call or branch it has no vectors for. It may then
-visit a ``Let`` twice, and rejects the second visit as another value of the same variable.
+TVM's vectorizer turns a whole statement into scalars at the first call or branch that it cannot vectorize. It may then
+visit a ``Let`` twice, and reject the second visit as another value of the same variable.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from roller.te.compat import structural_map, structural_walk, tirx, tvm
 from roller.templates.cpu.emit.nest import Stmt
 
-#: Calls that the vectoriser supports although they are not declared vectorisable.
+#: Calls that the vectorizer supports although they are not declared vectorizable.
 _KNOWN = ("tirx.reinterpret",)
 
 
 def without_vain_vectors(body: Stmt) -> Stmt:
-    """Return ``body`` with serial loops in place of vector loops that bind values and cannot be vectorised."""
+    """Return ``body`` with serial loops in place of vector loops that bind values and cannot be vectorized."""
     if next(nodes(body, tirx.Let), None) is None:
         return body
 
@@ -33,7 +33,7 @@ def without_vain_vectors(body: Stmt) -> Stmt:
 
 
 def _falls_back(loop: Any, bound: list[Any]) -> bool:
-    """Return whether a vector loop has a call without vector form, or a branch, that depends on the lane."""
+    """Return whether a vector loop has a call without a vector form, or a branch, that depends on the lane."""
     varying = {loop.loop_var}
     grows = True
     while grows:  # bindings nest in values and in bodies, so their order is unknown

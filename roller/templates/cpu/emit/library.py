@@ -53,7 +53,7 @@ def build_library(
                 hidden = opaque(module, propagate_nan=propagate_nan)
                 runtime_module = build_here(hidden, target, _finished)
             runtime_module.write_to_file(str(object_file))
-        except Exception as err:  # TVM raises many types; one rejected program must not look like a crash
+        except Exception as err:  # TVM raises many exception types; one rejected program must not look like a crash
             raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err
         link(object_file, library)
         return library.read_bytes()
@@ -64,12 +64,12 @@ def _finished(passes: Any, module: Any) -> Any:
 
 
 def features_of(mcpu: str, mtriple: str = "", features: str = "") -> tuple[str, ...]:
-    """Return the features needed to run code for ``mcpu`` of the machine ``mtriple`` (default: this one)."""
+    """Return the features needed to run code for ``mcpu`` on the machine ``mtriple`` (default: this machine)."""
     return used_by(map(str, llvm_features(_target(mcpu, 1, mtriple, features))))
 
 
 def is_foreign(mtriple: str) -> bool:
-    """Return whether a triple has another architecture than this machine; an empty triple is this machine's.
+    """Return whether a triple's architecture differs from this machine's; an empty triple means this machine.
 
     Examples
     --------

@@ -90,7 +90,7 @@ def lower_module(
 def lower_for(
     program: RProgram, expression: TensorExpr, spec: DeviceSpec, varying: Size | None = None
 ) -> KernelArtifact:
-    """Generate the kernels of a program for the device it was constructed for, as :func:`lower` does."""
+    """Generate the kernels of a program for the device for which it was constructed, as :func:`lower` does."""
     vector_bytes = spec.teu.lanes * 4
     triple = spec.target.get("mtriple", "")
     return lower(program, expression, spec.target["mcpu"], spec.units, spec.name, vector_bytes, triple, varying)

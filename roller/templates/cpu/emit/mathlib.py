@@ -1,6 +1,6 @@
-"""Transcendental functions as vectorisable float32 arithmetic, accurate to a few units in the last place.
+"""Transcendental functions as vectorizable float32 arithmetic, accurate to a few units in the last place.
 
-LLVM turns a vector ``exp`` into one library call per lane; this arithmetic vectorises and keeps infinities and NaN.
+LLVM turns a vector ``exp`` into one library call per lane; this arithmetic vectorizes and keeps infinities and NaN.
 float64 keeps the library's functions.
 """
 
@@ -22,7 +22,7 @@ _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _EXP = (0.0013838324, 0.0083691655, 0.041668102, 0.16666517, 0.49999994, 1.0)
 #: 1.5 * 2^23, whose addition rounds numbers below 2^22 to integers, and the exponent bits of 2^0.
 _WHOLE, _BIAS = 12582912.0, 127.0
-#: Least argument whose exponential is a normal float32, and greatest whose exponential does not overflow.
+#: Smallest argument whose exponential is a normal float32, and largest whose exponential does not overflow.
 _EXP_LOW, _EXP_HIGH = -87.33654, 88.72283
 #: Rational approximation of tanh on [-7.9, 7.9], odd numerator and even denominator (Eigen's).
 _TANH_LIMIT = 7.90531110763549805
@@ -43,7 +43,7 @@ def vectorise_math(body: Stmt) -> Stmt:
     def replace(call: Any) -> Any:
         name = getattr(call.op, "name", "")
         if name not in _FUNCTIONS:
-            return call  # addresses, for one, have no dtype
+            return call  # addresses, for example, have no dtype
         dtype = dtype_of(call)
         if name in _LIBRARY:
             wide, suffix = (dtype, "") if dtype == "float64" else ("float32", "f")
@@ -135,7 +135,7 @@ def _rational(limit: float, p: Sequence[float], q: Sequence[float]) -> Callable[
     return apply
 
 
-#: C functions for those that TVM does not lower, or lowers to a formula that loses digits near zero.
+#: C functions for the functions that TVM does not lower, or lowers to a formula that loses digits near zero.
 _LIBRARY = {f"tirx.{n}": n for n in ("sinh", "cosh", "atanh", "fmod")}
 
 _REPLACEMENTS: dict[str, Callable[[Expr], Expr]] = {
@@ -143,7 +143,8 @@ _REPLACEMENTS: dict[str, Callable[[Expr], Expr]] = {
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _rational(_TANH_LIMIT, _TANH_P, _TANH_Q),
     "tirx.erf": _rational(_ERF_LIMIT, _ERF_P, _ERF_Q),
-    # TVM emits these one lane at a time; LLVM's rounding is an instruction, and the other is LLVM's own expansion.
+    # TVM emits these one lane at a time; LLVM's rounding is an instruction, and the other function is LLVM's own
+    # expansion.
     "tirx.nearbyint": lambda x: tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", x),
     "tirx.rsqrt": lambda x: _f(1.0) / tirx.sqrt(x),
 }

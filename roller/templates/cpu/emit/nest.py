@@ -118,7 +118,7 @@ def is_parallel(body: Stmt) -> bool:
 
 
 def task_counts(body: Stmt) -> tuple[int, ...]:
-    """Return the tasks of each parallel loop in order; ``()`` if one is nested or its extent is known at run time only.
+    """Return each parallel loop's task count in order; ``()`` if one is nested or its extent is unknown at build time.
 
     Examples
     --------
@@ -143,19 +143,19 @@ def _note_tasks(body: Stmt, found: list[Any]) -> bool:
 
 
 def seq(*statements: Stmt | None) -> Stmt:
-    """Return a sequence of statements without those that are ``None``."""
+    """Return a sequence of statements, leaving out ``None``."""
     kept = [s for s in statements if s is not None]
     return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
 
 
 def bound(value: Expr, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
-    """Return ``body(name)`` after ``name = value``, so that a repeated value is computed and optimised once."""
+    """Return ``body(name)`` after ``name = value``, so that a repeated value is computed and optimized once."""
     var = tirx.Var(name, "int32")
     return seq(tirx.Bind(var, value), body(var))
 
 
 def copy_elements(to: Buffer, to_index: Sequence[Expr], source: Buffer, index: Sequence[Expr], count: Expr) -> Stmt:
-    """Return a copy of ``count`` adjacent elements of one dtype as a call, which needs no optimisation."""
+    """Return a copy of ``count`` adjacent elements of one dtype as a call, which needs no optimization."""
     size = tirx.const(DTYPE_BYTES[str(to.ty.dtype)], "int64")
     places = (tirx.address_of(tirx.BufferLoad(b, list(i))) for b, i in ((to, to_index), (source, index)))
     return tirx.Evaluate(tirx.call_extern("handle", "memcpy", *places, count.astype("int64") * size))
@@ -170,7 +170,7 @@ def declare(
     name: str, shape: Sequence[int | Expr], dtype: str, *, scope: str = "global", private: bool = True,
     computed: bool = True,
 ) -> Buffer:  # fmt: skip
-    """Declare a buffer: private ones are aligned to a cache line, arguments to one element."""
+    """Declare a buffer: private buffers are aligned to a cache line, arguments to one element."""
     # Private buffers hold values in the dtype of computation; with ``computed`` off, 16-bit floats stay as stored.
     elements = math.prod(int(n) for n in shape if isinstance(known(n), int))
     if elements >= OFFSET_ELEMENTS:
@@ -232,7 +232,7 @@ def read(buffer: Buffer, *index: Expr) -> Expr:
 
 
 def read_vector(buffer: Buffer, index: Sequence[Expr], lanes: int) -> Expr:
-    """Return ``lanes`` adjacent elements from ``index`` along the last dimension, converted as by :func:`read`."""
+    """Return ``lanes`` adjacent elements from ``index`` along the last dimension, converted as :func:`read` does."""
     value = tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], integer(1), lanes)])
     if str(buffer.ty.dtype) != BITS:
         return value.astype(f"{element_dtype(buffer)}x{lanes}")
@@ -246,7 +246,7 @@ def dimensions(buffer: Buffer, index: Sequence[Any]) -> tuple[int, ...]:
 
 
 def known(extent: int | Expr) -> int | Expr:
-    """Return an extent as a number, or unchanged if it is known at run time only."""
+    """Return an extent as a number, or unchanged if it is known only at run time."""
     return int(extent) if isinstance(extent, (int, tirx.IntImm)) else extent
 
 
@@ -284,7 +284,7 @@ def lower_of(a: int | Expr, b: int | Expr) -> int | Expr:
 
 
 def quotient(value: int | Expr, by: int) -> tuple[Any, Any]:
-    """Return quotient and remainder of a non-negative extent, at build time if it is known."""
+    """Return the quotient and remainder of a non-negative extent, at build time if it is known."""
     if isinstance(value, int):
         return value // by, value % by
     return tirx.floordiv(value, by), tirx.floormod(value, by)

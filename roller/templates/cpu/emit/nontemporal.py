@@ -1,6 +1,6 @@
 """Non-temporal stores, which write results to memory without reading their cache lines first (write-allocate).
 
-TIR has no such store, so vector stores become calls of inlined functions in LLVM IR (``pragma_import_llvm``), which
+TIR has no such store, so vector stores become calls to inlined functions in LLVM IR (``pragma_import_llvm``), which
 become ``vmovntps`` on x86 and ``stnp`` on Arm.
 """
 
@@ -93,7 +93,7 @@ def _width(element: str, lanes: int = 1) -> int:
 
 
 def _store_ir(name: str, element: str, lanes: int) -> str:
-    """Return the LLVM function of a vector store, non-temporal if its address is a multiple of its size."""
+    """Return the LLVM function for a vector store, which is non-temporal if its address is a multiple of its size."""
     vector, size = f"<{lanes} x {_LLVM[element]}>", _width(element)
     aligned = min(LINE_BYTES, lanes * size)
     return f"""define void @{name}(ptr %p, {vector} %v) alwaysinline {{

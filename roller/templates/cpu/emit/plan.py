@@ -25,7 +25,7 @@ class SpatialPlan:
     Parameters
     ----------
     extent
-        Extent of the axis (elements); an expression if it is known at run time only.
+        Extent of the axis (elements); an expression if it is known only at run time.
     tile
         Effective register tile, at most ``extent`` (elements) unless lanes may exceed it.
     tiles
@@ -69,22 +69,22 @@ class SpatialPlan:
         return max(self.tile, min(whole, self.extent)) if isinstance(self.extent, int) else whole
 
     def of_extent(self, extent: int | Expr) -> SpatialPlan:
-        """Return the same tiles over another extent of at least a tile, which may be known at run time only."""
+        """Return the same tiles over another extent of at least a tile, which may be known only at run time."""
         return replace(self, extent=extent, tiles=(extent + (self.tile - 1)) // self.tile)
 
     def opened(self) -> SpatialPlan:
-        """Return the plan with an opaque extent, as if it were known at run time only."""
+        """Return the plan with an opaque extent, as if it were known only at run time."""
         return self.of_extent(tirx.IntImm("int32", self.extent))
 
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements, of which the last may be shorter.
+    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements, the last of which may be shorter.
 
     Parameters
     ----------
     block
-        Elements of a block outside the window axes, if below ``extent``.
+        Elements of a block outside the window axes, if smaller than ``extent``.
     """
 
     name: str
@@ -100,7 +100,7 @@ class ReductionPlan:
 
 
 def power_of_two_below(n: int) -> int:
-    """Return the largest power of two not above ``n``."""
+    """Return the largest power of two not exceeding ``n``."""
     return 1 << (n.bit_length() - 1)
 
 
@@ -140,7 +140,7 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
 
 
 def at_run_time(plans: tuple[SpatialPlan, ...], last: Stage, shape: Sequence[int | Expr]) -> tuple[SpatialPlan, ...]:
-    """Return plans with the extents of the result's dimensions that are known at run time only."""
+    """Return plans with the extents of the result's dimensions that are known only at run time."""
     said = {i.axes[0]: n for i, n in zip(last.store, shape, strict=True) if not isinstance(n, int)}
     return tuple(p.of_extent(said[p.name]) if p.name in said else p for p in plans)
 

@@ -1,7 +1,7 @@
 """Prefetches of panels of constants, which leave a core's caches between calls, while earlier panels are computed.
 
-The hardware prefetcher starts anew at every panel, and the first tile that reads it would need its bytes at the rate of
-the micro-kernel. So each tile that reads one panel prefetches its part of the next panel.
+The hardware prefetcher restarts at every panel, and the first tile that reads it would need its bytes at the rate of
+the micro-kernel. Therefore each tile that reads one panel prefetches its part of the next panel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies and stores along a grouped axis: whole vectors inside a run, pieces where a tile crosses a jump."""
+"""Copies and stores along a grouped axis: whole vectors inside a run, and pieces where a tile crosses a jump."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def along(index: Sequence[Index], shape: Sequence[int], axis: str, value: Expr) 
 
 
 def flat(buffer: Buffer, place: Expr) -> tuple[Expr, ...]:
-    """Return the indices of the element at an address: zeros, and a last one that may exceed its extent."""
+    """Return the indices of the element at an address: zeros, and a last index that may exceed its extent."""
     return (*(integer(0) for _ in range(len(buffer.ty.shape) - 1)), place)
 
 
@@ -43,7 +43,7 @@ def by_segments(
     piece: Callable[[Expr, Expr], Stmt],
     before: Sequence[Stmt] = (),
 ) -> Stmt:
-    """Return ``whole()`` where a tile from ``start`` is inside one run, else a ``piece`` per run it touches."""
+    """Return ``whole()`` if a tile from ``start`` is inside one run, else a ``piece`` per run that the tile touches."""
     size = tile.tile
     if run.length % size == 0 and tile.extent % size == 0:  # tiles start at multiples of their size
         return whole()
@@ -94,7 +94,7 @@ def flat_body(body: Scalar, expr: TensorExpr, axis: str, run: Run) -> tuple[Scal
 
 
 def copy_segment(nest: Nest, length: int | Expr, lanes: int, body: Callable[[Expr], Stmt], step: int = 1) -> Stmt:
-    """Return a loop over the elements of a run, in whole vectors if the length is known and the run contiguous."""
+    """Return a loop over the elements of a run, in whole vectors if the length is known and the run is contiguous."""
     if step == 1 and isinstance(length, int) and length % lanes == 0 and lanes > 1:
         return nest.loop(
             length // lanes, lambda u: nest.loop(lanes, lambda x: body(u * lanes + x), "vector", "lane"), "unroll"

@@ -1,7 +1,7 @@
 """Transposition of square blocks of a packed operand in vector registers.
 
-A panel whose lanes are columns of the tensor is a transposed copy. Single elements take a load and a store each; a
-block of as many vectors as lanes takes ``log2(lanes)`` rounds of two shuffles per pair of vectors.
+A panel whose lanes are columns of the tensor is a transposed copy. A single element takes a load and a store; a block
+of as many vectors as lanes takes ``log2(lanes)`` rounds of two shuffles per pair of vectors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from roller.te.compat import tirx
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, element_dtype, integer, read_vector, seq
 
-#: Fewest lanes for which shuffles pay.
+#: Minimum number of lanes for which shuffles pay off.
 _LANES = 4
 
 
@@ -22,7 +22,7 @@ def transposable(source: Buffer, panel: Buffer, lanes: int) -> bool:
 
 
 def transposed(nest: Nest, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
-    """Return statements that bind the transpose of as many vectors as they have lanes, and its vectors."""
+    """Return statements that bind the transpose of as many vectors as they have lanes, and the resulting vectors."""
     # For each bit of the row number, from the highest down, the rows without and with the bit exchange the lanes with
     # and without it.
     lanes = len(rows)

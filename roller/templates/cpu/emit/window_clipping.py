@@ -1,4 +1,4 @@
-"""Loops over the window taps that are inside the image for some output of a register tile."""
+"""Loops over the window taps that lie inside the image for some output of a register tile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SkippedTaps:
 
 
 def skipped_taps(program: RProgram, spatial: Sequence[SpatialPlan]) -> Mapping[str, SkippedTaps]:
-    """Return the windows that a program's micro-kernels compute in part, by the name of their axis."""
+    """Return the windows that a program's micro-kernels compute only in part, by axis name."""
     d, names = decisions_of(program), program.axis_names
     passed, plans = skipping(d.live[0]), {s.name: s for s in spatial}
     return {

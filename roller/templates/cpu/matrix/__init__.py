@@ -1,1 +1,1 @@
-"""Template of byte products by a CPU's dot-product instructions: words of four bytes along one reduction axis."""
+"""Template for byte products with a CPU's dot-product instructions: words of four bytes along one reduction axis."""

@@ -1,4 +1,4 @@
-"""Candidate programs of byte products: register tiles of whole vectors, words along one reduction axis."""
+"""Candidate programs for byte products: register tiles of whole vectors, and words along one reduction axis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.templates.cpu.tiled.candidates import register_tiles, task_tiles
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import MATRIX
 
-#: Micro-kernels per vector axis that are combined with tasks.
+#: Number of micro-kernels per vector axis that are combined with tasks.
 _KERNELS = 24
 
 
@@ -50,7 +50,7 @@ def _pool(
 
 
 def _fragment_tiles(geometry: Geometry, fragment: Fragment, m: int, v: int) -> Ints:
-    """Return the register tiles of whole fragments that fit the tile registers with their operands."""
+    """Return the register tiles of whole fragments that, with their operands, fit in the tile registers."""
     found = []
     for rows, columns in itertools.product(range(1, TILE_REGISTERS), repeat=2):
         if tile_registers(rows, columns) <= TILE_REGISTERS:
@@ -61,7 +61,7 @@ def _fragment_tiles(geometry: Geometry, fragment: Fragment, m: int, v: int) -> I
 
 
 def staged_operands(geometry: Geometry, fragment: Fragment, m: int, v: int, k: int) -> tuple[str, ...]:
-    """Return the packed operands: the one along the lanes, and any whose words are not contiguous in memory."""
+    """Return the packed operands: the operand along the lanes, and any whose words are not contiguous in memory."""
     # Widened elements have no words in memory.
     words = fragment.depth(int(geometry.extents[k]))
     found = []

@@ -1,6 +1,6 @@
-"""Micro-kernel of byte products: a word of one operand broadcast to all lanes, packed words of the other.
+"""Micro-kernel of byte products: a word of one operand is broadcast to all lanes and meets packed words of the other.
 
-The instruction multiplies unsigned bytes by signed ones. If both operands have one sign, an exclusive or moves each
+The instruction multiplies unsigned bytes by signed bytes. If both operands have one sign, an exclusive or moves each
 byte of a row's word by 128, and 128 times the sums of the packed words correct the result.
 """
 
@@ -27,7 +27,7 @@ from roller.templates.cpu.tiled.emit_staging import halo_plan
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load
 
-#: LLVM's names of the multiply-add, and of the multiplication of pairs that a separate addition follows, by lanes.
+#: LLVM's names for the multiply-add, and for the multiplication of pairs followed by a separate addition, by lanes.
 _DOTS = {16: "llvm.x86.avx512.vpdpbusd.512", 8: "llvm.x86.avx512.vpdpbusd.256"}
 _PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd"}
 #: The addition after products of pairs, opaque to LLVM, which would add the products of several words first and need
@@ -42,7 +42,7 @@ _ADD_IR = """define <{n} x i32> @roller_add(<{n} x i32> %a, <{n} x i32> %b) {att
 _PURE = "nounwind willreturn memory(none)"
 #: Mask that moves every byte of a word by 128.
 _SIGNS = -0x7F7F7F80
-#: Largest number of dot products (vectors) for which the words of a reduction axis are unrolled into the micro-kernel.
+#: Maximum number of dot products (vectors) for which the words of a reduction axis are unrolled into the micro-kernel.
 _UNROLL_LIMIT = 160
 
 
@@ -97,12 +97,12 @@ class Matrix(Tiled):
         return transform(self.stage.body, lambda x: redirected.get(x, x) if isinstance(x, Load) else x)
 
     def _beyond(self, load: Load) -> int:
-        """Return the elements that the last word of a row reads after its axis, if it runs along rows of a box."""
+        """Return the number of elements a row's last word reads beyond its axis, if the axis runs along box rows."""
         along = any(t.axis == self.along for t in load.index[-1].terms)
         return -self.stage.extents[self.along] % self.depth if along else 0
 
     def _in_words(self, r: ReductionPlan, vectors: int) -> ReductionPlan:
-        """Return the plan of a reduction axis, counted in words if they run along it."""
+        """Return the plan of a reduction axis, counted in words if words run along it."""
         if r.name != self.along:
             return replace(r, block=0, unroll=False)
         chunk = -(-r.chunk // self.depth)
@@ -184,7 +184,7 @@ class Matrix(Tiled):
         return [dict(zip((s.name for s in axes), at, strict=True)) for at in every]
 
     def _combo(self, inner: Mapping[str, int]) -> int:
-        """Return the number of the packed words that a row multiplies in a step."""
+        """Return the index of the packed words that a row multiplies in a step."""
         number = 0
         for s in self._rows_of(self.packed):
             number = number * s.tile + inner[s.name]

@@ -17,7 +17,7 @@ from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, dimensions, integ
 from roller.templates.cpu.emit.plan import ReductionPlan, SpatialPlan, task_tile_of, tile_of, tile_start
 
 Env = dict[str, Any]
-#: Largest word (elements) that is copied without a loop.
+#: Maximum word size (elements) that is copied without a loop.
 _UNROLLED = 8
 
 
@@ -28,7 +28,7 @@ class WordPanel:
     Parameters
     ----------
     spatial
-        The spatial axes that index it, the lanes' axis last.
+        The spatial axes that index it, ending with the lanes' axis.
     reduction
         The reduction axes that index it, in loop order; the extent of ``along`` counts words.
     along, word
@@ -36,7 +36,7 @@ class WordPanel:
     extent
         Extent of that axis (elements).
     upfront
-        As in :class:`~roller.templates.cpu.tiled.emit_staging.PanelPlan`.
+        See :class:`~roller.templates.cpu.tiled.emit_staging.PanelPlan`.
     """
 
     load: Load
@@ -70,7 +70,7 @@ def elements_at(buffer: Buffer, index: tuple[Expr, ...], count: int) -> Expr:
 def pack_words(
     nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, first: Mapping[str, Expr], count: Mapping[str, Any]
 ) -> Stmt:
-    """Return the statement that fills ``panel``; parameters are those of ``pack_panel``."""
+    """Return the statement that fills ``panel``; for the parameters, see ``pack_panel``."""
     counts = [count[s.name] for s in plan.spatial]
 
     def one(tiles: tuple[Expr, ...]) -> Stmt:
@@ -129,7 +129,7 @@ Copy = Callable[[Nest, WordPanel, Buffer, Buffer, Env, tuple[Expr, ...], int, in
 
 
 def _copy_of(plan: WordPanel, source: Buffer) -> Copy:
-    """Return the way words are copied: in one piece, interleaved for as many words as lanes, or byte by byte."""
+    """Return how words are copied: in one piece, interleaved for as many words as lanes, or byte by byte."""
     load, shape = plan.load, dimensions(source, plan.load.index)
     guarded = {n for b in load.guard for n in b.index.axes}
     run = run_along(load.index, shape, plan.along, plan.extent)

@@ -22,7 +22,7 @@ from roller.templates.cpu.matrix.price import TILE_REGISTERS
 from roller.templates.cpu.tiled.emit import Env
 from roller.tile import RProgram
 
-#: Bytes of the register configuration, and its offsets of the bytes per row and of the rows of each register.
+#: Size (bytes) of the register configuration, and the offsets of each register's bytes per row and number of rows.
 _CONFIG_BYTES, _ROW_BYTES_AT, _ROWS_AT = 64, 16, 48
 #: Bytes of a word, which occupies one lane.
 _WORD = 4
@@ -86,7 +86,7 @@ class Tiles(Matrix):
         self.signs = _DOTS[self._dtype(self.mine), self._dtype(self.packed)]
 
     def _shares(self, rows: int) -> list[int]:
-        """Return the rows of each fragment of a register tile, distributed evenly."""
+        """Return the number of rows in each fragment of a register tile, distributed evenly."""
         count = -(-rows // self.fragment.m)
         return [rows // count + (n < rows % count) for n in range(count)]
 
@@ -156,7 +156,7 @@ class Tiles(Matrix):
         return out
 
     def _step(self, env: Env, at: Env) -> Stmt:
-        """Multiply one step of every fragment of rows by one of every fragment of packed words."""
+        """Multiply one step of every row fragment by one step of every fragment of packed words."""
         assert self.vector is not None
         out = [self._loaded_lanes(env, at, j) for j in range(self._vectors)]
         for i in range(len(self.row_counts)):
@@ -190,7 +190,7 @@ class Tiles(Matrix):
 
     @functools.cached_property
     def _pitch(self) -> int:
-        """Bytes from row to row of the operand that is read in place, or from a box."""
+        """Distance in bytes between rows of the operand that is read in place or from a box."""
         box = self.halos.get(self.source)
         if box is not None:
             return int(lane_stride(box[0].local, box[0].extents, relative(self.rows.name)) or 0)

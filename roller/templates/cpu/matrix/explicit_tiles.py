@@ -1,4 +1,4 @@
-"""The matrix program of tiles and a fragment that a user names: the program that ``predict(fragment=...)`` prices."""
+"""The matrix program for a user's named tiles and fragment: the program that ``predict(fragment=...)`` prices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def matrix_batch(
     fragment: Fragment,
     along: tuple[str, ...] | None,
 ) -> TileBatch:
-    """Return the program of a register tile and a task tile, with the axes of its rows, lanes and words."""
+    """Return the program for a register tile and a task tile, with the axes of its rows, lanes and words."""
     ways = [axes for axes in matrix_axes(geometry, spec, fragment) if along in (None, axes)]
     if not ways:
         where = f" along {along}" if along is not None else ""

@@ -1,4 +1,4 @@
-"""Price of byte products: the tiled price, with cycles of a word of every element instead of a point."""
+"""Price of byte products: the tiled price, with cycles per word of every element instead of per point."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
 
 
 def tile_registers(rows: Any, columns: Any) -> Any:
-    """Return the tile registers that a number of fragments of rows and of columns needs."""
+    """Return the number of tile registers needed for given numbers of row and column fragments."""
     return rows * columns + rows + columns
 
 
 def _fragments(batch: TileBatch, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return the fragments of a register tile along m and n, ``(N,)``."""
+    """Return the number of fragments of a register tile along m and n, ``(N,)``."""
     f, d, at = batch.fragment, decided(batch, spec), batch.geometry.names.index
     assert f is not None
     m, n = (at(x) for x in batch.matrix_axes[:2])
@@ -51,7 +51,7 @@ def _in_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
 
 
 def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return cycles per reduction point and of the write-back of fragments in tile registers."""
+    """Return the cycles per reduction point and for the write-back of fragments in tile registers."""
     # A step loads every row of the fragments of both operands, and takes a cycle per row of every product. Results
     # reach the epilogue through memory.
     g, d, f = batch.geometry, decided(batch, spec), batch.fragment
@@ -70,21 +70,21 @@ def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats
 
 
 def held_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the vector registers of a micro-kernel: sums, packed words, a row's word, and those for moved signs."""
+    """Return the vector registers of a micro-kernel: sums, packed words, a row's word, and moved signs."""
     # Products followed by a separate addition use the register of the word, in the last row that reads it.
     d, packed = decided(batch, spec), packed_vectors(batch, spec)
     return np.asarray(d.vectors + packed + 1 + (packed + 1 if flips(batch) else 0))
 
 
 def packed_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the vectors of packed words of one step, ``(N,)``."""
+    """Return the number of vectors of packed words per step, ``(N,)``."""
     _, b = operands(batch)
     d = decided(batch, spec)
     return np.asarray(np.where(b.uses & b.spatial, d.tile, 1).prod(axis=1) // d.lanes)
 
 
 def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return cycles per reduction point and cycles of the write-back of one micro-kernel."""
+    """Return the cycles per reduction point and for the write-back of one micro-kernel."""
     # A step is one word of ``fragment.k`` elements: a load per vector of packed words, a broadcast per row, and a dot
     # product per vector of sums. If both operands have one sign, the row's word is moved as well and the packed words
     # are summed.

@@ -18,7 +18,7 @@ BYTES = ("int8", "uint8")
 
 
 def byte_product(stage: Stage) -> tuple[Load, Load] | None:
-    """Return the two loads whose product a stage sums in int32, or ``None`` for another stage."""
+    """Return the two loads whose product a stage sums in int32, or ``None`` for other stages."""
     if stage.combiner != "sum" or stage.acc_dtype != "int32" or not isinstance(stage.body, Call):
         return None
     if stage.body.fn != "mul":
@@ -36,7 +36,8 @@ def _widened(factor: Scalar) -> Load | None:
 
 def fragments_of(spec: DeviceSpec) -> list[Fragment]:
     """Return the instructions whose features the processor's target lists."""
-    # Of those with one row only the fastest: with the same tiles and smaller panels it is never slower.
+    # Among instructions with one row, only the fastest is kept: with the same tiles and smaller panels, it is never
+    # slower.
     features, rates = spec.target.get("features", "").split(), spec.compute.ops_per_cycle_per_unit
     here = [f for f in spec.fragments if f.arch in features]
     vectors = [f for f in here if f.m == 1]
@@ -47,7 +48,7 @@ def fragments_of(spec: DeviceSpec) -> list[Fragment]:
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[str, str, str]]:
     """Return the axes along which an instruction's rows, lanes and words may run, ``(m, n, k)`` each."""
     # Lanes run along an axis that indexes one operand only; words along the reduction axis in which the other operand
-    # has contiguous words, else along the axis that wastes least.
+    # has contiguous words, else along the axis that wastes the least.
     expr = geometry.expr
     loads = byte_product(expr.anchor)
     if fragment not in fragments_of(spec) or not structure_of(geometry).reuses or loads is None:
@@ -80,13 +81,13 @@ def _words(geometry: Geometry, packed: Access, other: Access, fragment: Fragment
 
 
 def _rows(geometry: Geometry, packed: Access, other: Access, v: int) -> int:
-    """Return the longest axis along which rows reuse the lanes' operand; any axis for a single row."""
+    """Return the longest axis along which rows reuse the lanes' operand; for a single row, return any axis."""
     axes = [int(a) for a in np.flatnonzero(geometry.spatial) if a != v]
     return max(axes, key=lambda a: (bool(other.uses[a] and not packed.uses[a]), int(geometry.extents[a])), default=v)
 
 
 def operands(batch: TileBatch) -> tuple[Access, Access]:
-    """Return the operand whose words are broadcast to all lanes, and the one packed for the lanes."""
+    """Return the operand whose words are broadcast to all lanes, and the operand packed for the lanes."""
     v = batch.vector_axis
     assert v is not None
     packed, other = sorted(batch.geometry.loads, key=lambda a: not a.uses[v])

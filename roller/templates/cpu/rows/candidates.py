@@ -1,4 +1,4 @@
-"""Candidate CPU programs of reductions without reuse."""
+"""Candidate CPU programs for reductions without reuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.tile.structures import ROWS, structure_of
 
 
 def row_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return programs of reductions without reuse: vectors along the last reduction axis or the last spatial axis."""
+    """Return programs for reductions without reuse: vectors along the last reduction axis or the last spatial axis."""
     del options
     if not structure_of(geometry).spreads_reductions:
         return []

@@ -1,4 +1,4 @@
-"""Template of row reductions and multi-stage expressions (softmax, norms, arg-reductions).
+"""Template for row reductions and multi-stage expressions (softmax, norms, arg-reductions).
 
 Fused form: a task computes whole rows, stage after stage, with intermediates in small buffers of the task. Staged form,
 for stages without common rows or for fewer rows than cores: each stage is a separate parallel nest.
@@ -38,9 +38,9 @@ from roller.tile import RProgram
 _LANE = "@lane"
 Env = Mapping[str, Any]
 
-#: Fewest points for which splitting a stage over cores pays.
+#: Minimum number of points for which splitting a stage over cores pays off.
 _SPLIT_POINTS = 1 << 16
-#: Rows of a reduction that are unrolled together.
+#: Number of rows of a reduction that are unrolled together.
 _ROW_GROUP = 4
 #: Parts of a split reduction per core.
 _PARTS_PER_CORE = 4
@@ -159,7 +159,7 @@ class _Rows:
     def _stored(
         self, s: Stage, buffers: dict[str, Buffer], lanes: int
     ) -> tuple[Callable[[Env], Expr], Callable[[Env, Expr], Stmt]]:
-        """Return a function that computes a stage's body at one point, and one that stores a result there."""
+        """Return a function that computes a stage's body at one point, and a function that stores a result there."""
         made = {t.name: t for t in self.temporary}
 
         def local(n: Scalar) -> Scalar:
@@ -227,7 +227,7 @@ class _Rows:
         return lanes * max(1, min(4, extent // lanes))
 
     def _across(self, s: Stage, inner: list[Axis]) -> Axis | None:
-        """Return the spatial axis to vectorise, if one is contiguous in the data and no reduction axis is."""
+        """Return the spatial axis to vectorize, if one is contiguous in the data and no reduction axis is."""
         if self._along(s) is not None or self.lanes == 1:
             return None
         good = [a for a in inner if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
@@ -283,7 +283,7 @@ class _Rows:
         return task_loop(self.nest, plans, tile, "parallel" if large else "serial")
 
     def _split(self, s: Stage, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt]) -> Stmt:
-        """Reduce to fewer points than cores: parts in parallel, whose results are combined in order afterwards."""
+        """Reduce to fewer points than cores: compute parts in parallel, then combine their results in order."""
         axis = self._along(s) or max(s.reduction_axes, key=lambda a: a.extent)
         parts = min(self.program.split_k if self.program.split_k > 1 else self.cores * _PARTS_PER_CORE, axis.extent)
         length = -(-axis.extent // parts)
@@ -340,5 +340,5 @@ def rows_body(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Stmt
 
 
 def rows_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
-    """Return the loop nest of a row program; arguments as of :func:`rows_body`."""
+    """Return the loop nest of a row program; for the arguments, see :func:`rows_body`."""
     return Nests(rows_body(program, buffers, cores))

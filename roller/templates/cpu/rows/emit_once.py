@@ -15,7 +15,8 @@ from roller.expr.scalar import Index
 from roller.tile.row_values import replaced, row_form, shared_values
 from roller.tile.rows import RowStage, row_stages
 
-#: Largest row (elements) whose shared values are kept; those of longer rows would leave L2 and are recomputed.
+#: Maximum length (elements) of rows whose shared values are kept; values of longer rows would leave L2 and are
+#: recomputed.
 _ROW_ELEMENTS = 1 << 16
 
 
@@ -41,7 +42,7 @@ def computed_once(expr: TensorExpr) -> TensorExpr:
 
 
 def _stages(expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict[Scalar, Load]) -> list[Stage]:
-    """Return a stage after the stages of the values it needs; ``held`` maps values to loads, in the anchor's names."""
+    """Return a stage after the stages of the values it needs; ``held`` maps values to loads, by the anchor's names."""
     s, form = r.stage, row_form(expr, r.stage, r.columns)
     out: list[Stage] = []
 

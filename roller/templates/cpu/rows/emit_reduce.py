@@ -37,7 +37,7 @@ class Reducer:
 
     @property
     def accumulators(self) -> int:
-        """Vectors of partial results; for expensive values only as many as are computed interleaved."""
+        """Vectors of partial results; for expensive values, only as many as are computed interleaved."""
         # More accumulators would take registers from the computation of the values.
         functions = (FUNCTIONS[n.fn] for n in walk(self.stage.body) if isinstance(n, Call))
         is_long = self.before is not None or any(f.instruction_class == "special" for f in functions)
@@ -142,7 +142,7 @@ class Reducer:
         return [n.loop(count, lambda b: one(b, 0))]
 
     def _halves(self, tail: Any) -> list[tuple[int, int, Buffer]]:
-        """Return the partial vectors of a known tail: first element, width, accumulator."""
+        """Return the partial vectors of a known tail: first element, width and accumulator."""
         out, done, width = [], 0, self.lanes // 2
         while isinstance(tail, int) and width > 1:
             if tail - done >= width:
@@ -167,7 +167,7 @@ class Reducer:
         return [*(part(*h) for h in halves), *([] if isinstance(rest, int) and not rest else [elements])]
 
     def _fold(self, acc: Buffer, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer) -> Stmt:
-        """Combine the lanes by halving, in registers: a fixed tree, the same bits on every run."""
+        """Combine the lanes by halving, in registers: a fixed tree, which gives the same bits on every run."""
         how, steps, parts = self.stage.combiner or "sum", list[Stmt](), {w: b for _, w, b in halves}
 
         def vector(buffer: Buffer, width: int, first: int = 0) -> Expr:

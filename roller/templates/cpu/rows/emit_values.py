@@ -15,7 +15,7 @@ from roller.te.emit import Expr, emit_scalar
 from roller.templates.cpu.emit.mathlib import exp_of_nonpositive
 
 Env = Mapping[str, Any]
-#: Prefix of the names of values that are no tensors.
+#: Prefix of the names of values that are not tensors.
 _VALUE = "@value"
 
 

@@ -1,1 +1,1 @@
-"""Template of element-wise kernels: lanes along contiguous axes, operands from the caches."""
+"""Template for element-wise kernels: lanes along contiguous axes, operands from the caches."""

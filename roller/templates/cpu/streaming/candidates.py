@@ -1,4 +1,4 @@
-"""Candidate CPU programs of streams: vectors along the contiguous axis, tasks that fill axes one by one."""
+"""Candidate CPU programs for streams: vectors along the contiguous axis, tasks that fill axes one by one."""
 
 from __future__ import annotations
 

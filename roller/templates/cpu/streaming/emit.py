@@ -1,4 +1,4 @@
-"""Template of expressions without a reduction: one parallel, vectorised pass, for all outputs if possible."""
+"""Template for expressions without a reduction: one parallel, vectorized pass, over all outputs if possible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from roller.tile import RProgram
 
 
 def inline_stages(expr: TensorExpr) -> tuple[Stage, ...]:
-    """Return the stages that are left after inlining intermediates into their consumers."""
+    """Return the stages that remain after inlining intermediates into their consumers."""
     # An intermediate stays if a consumer guards it, or reads it through an index that its body cannot be composed with.
     stages = list(expr.stages)
     for s in expr.stages:
@@ -136,6 +136,6 @@ def _to_line(plans: Sequence[SpatialPlan], s: Stage, out: Buffer) -> Callable[[M
 
 
 def streaming_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
-    """Return the loop nest of a stream; arguments as of :func:`streaming_body`."""
+    """Return the loop nest of a stream; for the arguments, see :func:`streaming_body`."""
     del cores
     return Nests(streaming_body(program, buffers))

@@ -14,8 +14,8 @@ from roller.templates.cpu.common.lanes import lane_distance, rate_of, room
 from roller.templates.cpu.decide import decided, starts_at_lines
 from roller.tile.geometry import Floats, Geometry, Ints
 
-#: Cycles of a task of rows in addition to the rows: bounds, remainders and their branches, in the code of our
-#: templates.
+#: Cycles per task of rows in addition to the cycles of its rows, for bounds, remainders and their branches, in the code
+#: of our templates.
 TASK_CYCLES = 200.0
 
 
@@ -26,9 +26,9 @@ def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
 
 
 def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
-    """Return the seconds of one pass over all tensors, by the layer that it waits for, ``(N,)`` each."""
-    # Every call, a core works on the same part of the tensors: data that fit the L2 of the active cores come from L2,
-    # data that fit L3 from L3, the rest from memory. Beyond L2, a store reads its line before it writes it
+    """Return the seconds of one pass over all tensors, by the layer for which it waits, ``(N,)`` each."""
+    # In every call, a core works on the same part of the tensors: data that fit in the L2 of the active cores come from
+    # L2, data that fit in L3 from L3, and the rest from memory. Beyond L2, a store reads its line before it writes it
     # (write-allocate) and writes it back; non-temporal stores of whole lines only write.
     inputs, outputs = tensor_bytes(batch.geometry)
     both = float(inputs + outputs)
@@ -52,7 +52,7 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
 
 
 def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes that L1 loads again because each lane takes one element of its own line at a time."""
+    """Return the bytes that L1 loads again because each lane takes one element of a separate line at a time."""
     # The next elements of the lines are read in the next step of the axis along which the lines run. A task that covers
     # it finds them in L1 if the lines of one step fit; others load every line once per element.
     g, v = batch.geometry, batch.vector_axis
@@ -73,7 +73,7 @@ def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _partial_lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the share of written lines that vectors do not fill: those at the ends of rows, or all of short rows."""
+    """Return the share of written lines that vectors do not fill: at the ends of rows, or in all of short rows."""
     g, v = batch.geometry, batch.vector_axis
     line = spec.layer("l1").line_bytes or 1
     if v is None or lane_distance(g.store, v) != 1:
@@ -94,7 +94,7 @@ def task_start_s(spec: DeviceSpec) -> float:
 
 
 def drained_s(spec: DeviceSpec) -> float:
-    """Return the seconds in which the non-temporal stores of a task drain, the lines at its ends one by one."""
+    """Return the seconds in which the non-temporal stores of a task drain, with the lines at its ends one by one."""
     return 2 * (spec.layer("dram").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
 
 
@@ -107,7 +107,7 @@ def _task_s(batch: TileBatch, spec: DeviceSpec) -> float:
 
 
 def streamed_terms(batch: TileBatch, spec: DeviceSpec, parts: Parts, each: float) -> Terms:
-    """Return the terms of element-wise passes and row reductions; ``each`` is the time between tasks (s)."""
+    """Return the terms of element-wise passes and row reductions; ``each`` is the time between tasks (seconds)."""
     idle, tasks = imbalance(batch, spec)
     cycles = _stream_cycles(batch, spec)
     compute = cycles / (spec.clock_hz * spec.units) * idle
@@ -122,7 +122,7 @@ def streamed_terms(batch: TileBatch, spec: DeviceSpec, parts: Parts, each: float
 
 
 def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles of one core for the arithmetic, loads and loops of all stages, ``(N,)``."""
+    """Return one core's cycles for the arithmetic, loads and loops of all stages, ``(N,)``."""
     g = batch.geometry
     rate = spec.compute.ops_per_cycle_per_unit
     lanes = spec.teu.lanes

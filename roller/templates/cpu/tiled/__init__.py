@@ -1,1 +1,1 @@
-"""Template of tiled reductions: a micro-kernel over packed panels."""
+"""Template for tiled reductions: a micro-kernel over packed panels."""

@@ -1,4 +1,4 @@
-"""Candidate CPU programs of one canonical form: micro-kernels, panel steps, tasks."""
+"""Candidate CPU programs for one canonical form: micro-kernels, panel steps, and tasks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from roller.tile.structures import TILED, structure_of
 
 #: Candidate rows of a micro-kernel along a scalar (broadcast) axis.
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
-#: Most equal parts of a short axis that are candidate rows too, and candidate rows along two axes.
+#: Maximum number of equal parts of a short axis that are also candidate rows, and candidate rows along two axes.
 _SPLITS, _PAIRS = 4, (2, 3, 4, 7, 12)
 #: Candidate vectors of a micro-kernel along the vector axis.
 VECTORS = (1, 2, 3, 4, 6, 8)
-#: Micro-kernels per vector axis that are combined with tasks, and the largest slowdown of an axis relative to the best.
+#: Number of micro-kernels per vector axis combined with tasks, and maximum slowdown of an axis relative to the best.
 _KERNELS, _NEAR = 24, 1.8
 #: Candidate chunks of a deep reduction (elements), and the tasks tried with all of them: the first n, and every n-th.
 CHUNKS, _CHUNKED_TASKS = (8, 16, 256, 512, 1024), 6
@@ -46,7 +46,7 @@ def tiled_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions)
 
 
 def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the sets of inputs to pack for vector axis ``v``: required ones, with and without optional ones."""
+    """Return the sets of inputs to pack for vector axis ``v``: required inputs, with and without optional inputs."""
     # Required: accesses with guards or gathers, and vectors whose lanes are not adjacent in memory. Optional: a vector
     # operand with adjacent lanes that is read repeatedly (its rows then cannot conflict in a cache), and a broadcast
     # operand that every read would convert. Other broadcast operands cost nothing in place and are packed only as
@@ -142,13 +142,13 @@ def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
 
 
 def _image_bytes(access: Access) -> float:
-    """Return the bytes that windows slide over, all channels of one image of a batch."""
+    """Return the bytes over which windows slide: all channels of one image of a batch."""
     images = access.uses & access.spatial & ~access.shared_axes
     return access.tensor.nbytes / float(access.axis_extents[images].prod())
 
 
 def _chunked_tasks(tasks: Ints) -> Ints:
-    """Return the largest tasks, which share most, and some of the others; single-tile tasks share nothing."""
+    """Return the largest tasks, which share the most, and some of the others; single-tile tasks share nothing."""
     sizes = tasks.prod(axis=1)
     several = tasks[np.argsort(-sizes, kind="stable")][: int((sizes > 1).sum())]
     return np.concatenate([several[:_CHUNKED_TASKS], several[_CHUNKED_TASKS::_CHUNKED_TASKS]])

@@ -1,4 +1,4 @@
-"""Template of tiled reductions: packed operands, register-blocked vector micro-kernel, fused epilogue.
+"""Template for tiled reductions: packed operands, a register-blocked vector micro-kernel, and a fused epilogue.
 
 Each iteration of the parallel loop is one task (the ``l2`` tile) of register tiles, with accumulators in vector
 registers and the reduction innermost.
@@ -68,7 +68,7 @@ Env = dict[str, Any]
 
 @dataclass
 class Tiled:
-    """One lowering of a tiled program: its plans, buffers and the pieces of its loop nest."""
+    """One lowering of a tiled program: its plans, its buffers and the pieces of its loop nest."""
 
     program: RProgram
     buffers: dict[str, Buffer]
@@ -109,7 +109,7 @@ class Tiled:
         return {n: reader(b) for n, b in {**self.buffers, **staged}.items()}
 
     def _stage_loads(self) -> Scalar:
-        """Plan the packing of every staged load and return the body with those loads redirected."""
+        """Plan the packing of every staged load and return the body with these loads redirected."""
         redirected: dict[Load, Load] = {}
         decisions = decisions_of(self.program)
         vector = self.vector.name if self.vector else None
@@ -137,7 +137,7 @@ class Tiled:
         return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
 
     def function_body(self) -> Stmt:
-        """Return the whole nest of a call: packing before the tasks, then the parallel tasks."""
+        """Return the whole nest for a call: packing before the tasks, then the parallel tasks."""
         upfront = [(p, b) for p, b in self.panels.values() if p.upfront and p.load.tensor not in self.constants]
         tasks = [s.tasks for s in self.spatial]
         count = math.prod(tasks)
@@ -158,7 +158,7 @@ class Tiled:
         return pack_panel(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
 
     def nests(self) -> Nests:
-        """Return the nest of a call, and the one that packs the constants before the first call."""
+        """Return the nest for a call, and the nest that packs the constants before the first call."""
         ahead = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
         if not ahead:
             return Nests(self.function_body())
@@ -204,7 +204,7 @@ class Tiled:
         return self.nest.grid([count[s.name] for s in loops], tile)
 
     def _loop_order(self) -> list[SpatialPlan]:
-        """Return the axes in the loop order of their register tiles."""
+        """Return the axes in the order of the loops over their register tiles."""
         names, plans = self.program.axis_names, {s.name: s for s in self.spatial}
         return [plans[names[a]] for a in decisions_of(self.program).loop_order[0].tolist()]
 
@@ -230,7 +230,7 @@ class Tiled:
 
     @functools.cached_property
     def _step_order(self) -> tuple[int, ...]:
-        """The order of these loops in a step of the reduction; the lanes of a vector are no loop."""
+        """The order of these loops in a step of the reduction; the lanes of a vector are not a loop."""
         places = {named(s.name): n for n, s in enumerate(self.order) for named in (str, inner_of, relative)}
         loads = [n for n in walk(self.body) if isinstance(n, Load)]
         changes = [{places[a] for i in ld.index for a in i.axes if a in places} for ld in loads]
@@ -288,7 +288,7 @@ class Tiled:
         return emit_scalar(self.body, self.at(env, inner), self.tensors).astype(self.stage.acc_dtype)
 
     def _reduce(self, env: Env, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
-        """Loop over one chunk of the reduction axes, with blocks of the innermost axis outermost if it has any."""
+        """Loop over one chunk of the reduction axes, with blocks of the innermost axis outermost if there are any."""
 
         def span(r: ReductionPlan) -> tuple[Any, Any]:
             if r.name in self.skipped:
@@ -321,7 +321,7 @@ class Tiled:
         return self.nest.loop(-(-last.extent // size), block, name="block")
 
     def _write_back(self, env: Env) -> Stmt:
-        """Store the finished tile through the epilogue, vectorised if the output is contiguous."""
+        """Store the finished tile through the epilogue, vectorized if the output is contiguous."""
         last = self.program.expr.epilogue or self.stage
         out, v = self.buffers[last.name], self.vector
         contiguous = v is None or lane_stride(last.store, last.output.shape, v.name) == 1

@@ -188,7 +188,7 @@ def shuffled_blocks(
     block: Callable[[Mapping[str, Expr]], Stmt],
     store: Callable[[Mapping[str, Expr]], Stmt],
 ) -> Stmt:
-    """Return a transposing copy by square blocks, with the rest of ``contiguous`` by elements."""
+    """Return a transposing copy by square blocks, with the rest of ``contiguous`` copied element by element."""
     whole, rest = divmod(extents[contiguous], lanes)
 
     def panel(outer: tuple[Expr, ...]) -> Stmt:
@@ -218,7 +218,7 @@ def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Ma
 
     def valid(d: int) -> tuple[int, int]:
         bounds = plan.bounds[d]
-        if bounds is None:  # the extent may be known at run time only
+        if bounds is None:  # the extent may be known only at run time
             return 0, shape[d]
         return max(bounds[0], 0), min(bounds[1], shape[d])
 

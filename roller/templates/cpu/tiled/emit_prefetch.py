@@ -17,7 +17,7 @@ from roller.templates.cpu.tiled.emit_staging import PanelPlan
 def prefetch_panel(
     panel: PanelPlan, buffer: Buffer, order: Sequence[SpatialPlan], env: Mapping[str, Any]
 ) -> Hint | None:
-    """Return the prefetch of lines of the next panel at a reduction step, or ``None`` if it does not pay."""
+    """Return the prefetch of lines of the next panel at a reduction step, or ``None`` if it does not pay off."""
     item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
     if math.prod(panel.shape) * item_bytes < FAR_BYTES or len(panel.spatial) != 1 or not panel.reduction:
         return None
@@ -35,7 +35,7 @@ def prefetch_panel(
             step = step * extent + x
         start = (following, *(integer(0) for _ in extents))
         part = (turn * math.prod(extents) + step, turns)
-        if not known:  # the number of turns is known at run time only: one line at a time, then the last one again
+        if not known:  # the number of iterations is known only at run time: one line at a time, then the last one again
             line = LINE_BYTES // item_bytes
             lines = -(-math.prod(extents) * panel.shape[-1] // line)
             return prefetch(buffer, *start, lower_of(part[0], integer(lines - 1)) * line)

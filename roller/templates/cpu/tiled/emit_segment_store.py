@@ -40,7 +40,7 @@ _OUT = "@out"
 
 
 class Filled(Protocol):
-    """The attributes of a loop nest that storing its register tile needs."""
+    """The attributes of a loop nest needed to store its register tile."""
 
     program: RProgram
     stage: Stage

@@ -1,7 +1,7 @@
-"""Reductions split over tasks, for few outputs and a deep reduction.
+"""Reductions split over tasks, for few outputs and deep reductions.
 
-Each part reduces a share of the chunks into a common buffer; the parts are combined afterwards in order, so that a
-program always gives the same bits.
+Each part reduces a share of the chunks into a common buffer; the parts are combined afterwards in order, so a program
+always gives the same bits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Split(Tiled):
         self.part: Expr | None = None
 
     def function_body(self) -> Stmt:
-        """Return the nest of a call: the parts of all tasks in parallel, then their combination."""
+        """Return the nest for a call: the parts of all tasks in parallel, then their combination."""
         tasks = [self.parts, *(s.tasks for s in self.spatial)]
         main = self.nest.loop(math.prod(tasks), lambda t: self._of_part(unravel(t, tasks)), "parallel", "task")
         self.part, shape = None, tuple(s.tile for s in self.order) or (1,)
@@ -107,7 +107,7 @@ class _Split(Tiled):
         return tuple(env[s.name] + x for s, x in zip(self.order, inner, strict=True))
 
     def _combined(self, env: Env) -> Stmt:
-        """Combine the parts of one register tile in order, and store it."""
+        """Combine the parts of one register tile in order, and store the result."""
 
         def taken(part: int | Expr, inner: tuple[Expr, ...]) -> Expr:
             return read(self.results, integer(part), *self._coordinates(env, inner))

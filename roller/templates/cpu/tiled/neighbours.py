@@ -1,4 +1,4 @@
-"""Programs one step from a tiled program or from dot products: other packing, vectors and splits."""
+"""Programs one step away from a tiled program or from dot products: other packing, vectors and splits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def neighbours(place: Place) -> Iterator[TileBatch]:
 
 
 def _stagings(place: Place) -> Iterator[TileBatch]:
-    """Yield the program with other operands packed; dot products and split reductions pack none."""
+    """Yield the program with other operands packed; dot products and split reductions pack no operands."""
     v = place.batch.vector_axis
     if v is None or not place.geometry.spatial[v] or place.batch.split_k[0] > 1:
         return

@@ -12,7 +12,7 @@ def held(order: Sequence[int], sizes: Sequence[int], uses: Collection[Collection
 
     Examples
     --------
-    Of 2 by 12 products, all 12 values of one operand are held during the loop over the other, or 2 of that:
+    For 2 by 12 products, either all 12 values of one operand are held during the loop over the other, or 2 values are:
 
     >>> held([0, 1], [2, 12], [{0}, {1}]), held([1, 0], [2, 12], [{0}, {1}])
     (13, 3)
@@ -34,7 +34,7 @@ def least_held(sizes: Sequence[int], uses: Collection[Collection[int]]) -> tuple
     >>> least_held([2, 12], [{0}, {1}]), least_held([12, 2], [{0}, {1}]), least_held([4, 4], [{0}, {1}])
     ((1, 0), (0, 1), (0, 1))
     """
-    # Among equal orders the first one by number: compilers keep the order in which operands are used.
+    # Among equal orders, the first one by number is taken: compilers keep the order in which operands are used.
     loops = range(len(sizes))
     long = [n for n in loops if sizes[n] > 1]
     short = tuple(n for n in loops if sizes[n] <= 1)

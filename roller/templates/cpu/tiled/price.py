@@ -25,12 +25,12 @@ from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, Mask, decided, vec
 from roller.templates.cpu.narrow_floats import computed_itemsize_bytes, rows_are_converted
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Cycles of a micro-kernel in addition to its loop, in the code of our templates.
+#: Cycles of a micro-kernel in addition to its loop, in our templates' code.
 KERNEL_CYCLES = 10.0
 
 
 def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return cycles per reduction point and cycles of the write-back of one micro-kernel."""
+    """Return the cycles per reduction point and for the write-back of one micro-kernel."""
     g, d = batch.geometry, decided(batch, spec)
     rate, v, lanes = spec.compute.ops_per_cycle_per_unit, batch.vector_axis, vector_elements(batch, spec)
     register, vectors = d.tile, d.vectors.astype(np.float64)
@@ -69,7 +69,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
 
 
 def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles of the write-back of one micro-kernel, its epilogue, and its fixed cost."""
+    """Return the cycles for the write-back of one micro-kernel, its epilogue, and its fixed cost."""
     g, d = batch.geometry, decided(batch, spec)
     vectors, outputs = d.vectors.astype(np.float64), d.tile.prod(axis=1).astype(np.float64)
     epilogue = epilogue_cycles(batch, spec)
@@ -79,14 +79,14 @@ def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def epilogue_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles of one micro-kernel's epilogue, in vectors."""
+    """Return the cycles of one micro-kernel's epilogue, in vectors."""
     g, lanes, vectors = batch.geometry, vector_elements(batch, spec), decided(batch, spec).vectors.astype(np.float64)
     cycles = (arithmetic_cycles(s, vectors, spec, lanes) for s in g.expr.stages if s is not g.expr.anchor)
     return sum(cycles, np.zeros(len(batch)))
 
 
 def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: Ints, steps: Floats) -> Floats:
-    """Return elements loaded per reduction point: steps of an unrolled window reuse common elements."""
+    """Return the number of elements loaded per reduction point: steps of an unrolled window reuse common elements."""
     # Steps along the vectors reuse nothing: vectors that overlap in part are different vectors.
     apart = np.ones(register.shape[1], bool)
     for a in np.flatnonzero((unrolled > 1).any(axis=0)):
@@ -98,7 +98,7 @@ def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: 
 
 
 def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles per reduction point that lanes far apart wait for lines of L2."""
+    """Return the cycles per reduction point that distant lanes wait for lines from L2."""
     # Every lane reads a separate line. The next reduction points and the next tiles find it in L1 only if the lines of
     # a whole pass over the reduction fit.
     g, l1, size = batch.geometry, spec.layer("l1"), access.tensor.itemsize_bytes
@@ -114,7 +114,7 @@ def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floa
 
 
 def _split_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return the share of vector loads that touch two cache lines, and so wait for a second one."""
+    """Return the share of vector loads that touch two cache lines and therefore wait for a second line."""
     # Panels are aligned to lines; tensors read in place have any alignment, and a box is read at every offset of the
     # window.
     if decided(batch, spec).staging(access) == PANEL:
@@ -133,7 +133,7 @@ def _lanes_together(access: Access, batch: TileBatch, spec: DeviceSpec) -> bool:
 
 
 def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles a micro-kernel's stores wait for lines that they fill only in part."""
+    """Return the cycles that a micro-kernel's stores wait for lines that they fill only in part."""
     # A partly written line is fetched first. Adjacent micro-kernels and tasks write the rest of it: they find it in the
     # cache that holds a task's results, and only the first one waits for the tensor's layer.
     g, register = batch.geometry, decided(batch, spec).tile
@@ -153,13 +153,13 @@ def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def resumed_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles in which one register tile stores and reloads its results between chunks of the reductions."""
+    """Return the cycles in which a register tile stores and reloads its results between chunks of the reductions."""
     d = decided(batch, spec)
     return np.asarray((d.chunk_count - 1) * (2.0 * d.vectors + KERNEL_CYCLES))
 
 
 def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles per reduction point lost to first-level TLB misses of operands read in place."""
+    """Return the cycles per reduction point lost to first-level TLB misses of operands read in place."""
     # An operand whose innermost reduction axis has a stride of a page or more touches one page per reduction point; if
     # these exceed the TLB, every pass misses again. The pages of a chunk that fits the TLB serve neighbouring tiles.
     l1, g = spec.layer("l1"), batch.geometry
@@ -189,7 +189,7 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _set_conflicts(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles per reduction point lost to broadcast rows whose pitch maps them to the same cache sets."""
+    """Return the cycles per reduction point lost to broadcast rows whose pitch maps them to the same cache sets."""
     # Rows ``pitch`` bytes apart start at ``page / gcd(pitch, page)`` offsets of a way. If more rows than two thirds of
     # the ways have one offset, they evict each other, and every line comes from L2 again.
     g, l1, d = batch.geometry, spec.layer("l1"), decided(batch, spec)
@@ -227,8 +227,8 @@ def price(
     fits: Callable[[TileBatch, DeviceSpec], Mask] | None = None,
 ) -> Terms:  # fmt: skip
     """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
-    # ``micro_kernel`` returns cycles per reduction point and of the write-back of one micro-kernel, ``fits`` the mask
-    # of programs that fit the registers.
+    # ``micro_kernel`` returns the cycles per reduction point and for the write-back of one micro-kernel, and ``fits``
+    # the mask of programs that fit the registers.
     g, d = batch.geometry, decided(batch, spec)
     kernels = d.tiles.astype(np.float64).prod(axis=1)
     live = d.live.prod(axis=1)

@@ -1,4 +1,4 @@
-"""Programs that split a deep reduction over tasks, where outputs alone would leave cores idle."""
+"""Programs that split a deep reduction over tasks if outputs alone would leave cores idle."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PARTS_PER_CORE = (1, 2)
 
 
 def split_batches(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
-    """Return the programs of a ``tiled`` batch with their reduction split over tasks, where that can pay."""
-    # Splitting can pay if the tasks leave cores idle at the end, the reduction has a chunk per part, and the partial
-    # results stay in a cache. Operands are read in place, because every part would pack them again.
+    """Return the programs of a ``tiled`` batch with their reduction split over tasks, if that can pay off."""
+    # Splitting can pay off if the tasks leave cores idle at the end, the reduction has a chunk per part, and the
+    # partial results stay in a cache. Operands are read in place, because every part would pack them again.
     g = batch.geometry
     if batch.staged or spec.units == 1:
         return []

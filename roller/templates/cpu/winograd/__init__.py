@@ -1,1 +1,1 @@
-"""Template of convolutions by Winograd's algorithm on a CPU."""
+"""Template for convolutions using Winograd's algorithm on a CPU."""

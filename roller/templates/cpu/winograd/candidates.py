@@ -1,4 +1,4 @@
-"""Candidate Winograd programs of a window product: micro-kernels, task sizes and both output tiles."""
+"""Candidate Winograd programs for a window product: micro-kernels, task sizes and both output tiles."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from roller.tile.winograd import WindowProduct
 
 #: Candidate vectors of a micro-kernel along the filters.
 _VECTORS = (1, 2, 3, 4)
-#: Candidate limits of the output tiles of a task.
+#: Candidate limits on the number of output tiles per task.
 _TASK_TILES = (8, 16, 32, 64)
 #: Candidate numbers of equal groups of output tiles along an axis, from the fewest up.
 _GROUPS = 2
 
 
 def winograd_pool(geometry: Geometry, spec: DeviceSpec, form: WindowProduct) -> list[TileBatch]:
-    """Return a batch per output tile size of a window product."""
+    """Return a batch for each output tile size of a window product."""
     return [_batch(geometry, spec, form, structure) for structure, s in STRUCTURES.items() if s.output_side]
 
 

@@ -1,4 +1,4 @@
-"""Template of 3x3 windows by Winograd's algorithm: transform, multiply, transform back, fused per task.
+"""Template for 3x3 windows using Winograd's algorithm: transform, multiply and transform back, fused per task.
 
 Filters are transformed once, in parallel, into panels ``[element][panel][channel][lanes]``. A task, a box of output
 tiles times some panels, computes ``V[element][tile][channel]`` and ``M[element][tile][filter]`` in the core's cache.
@@ -55,7 +55,7 @@ _DTYPE = "float32"
 
 @dataclass
 class _Winograd:
-    """One lowering: the plan, the private buffers, the pieces of the loop nest."""
+    """One lowering: the plan, the private buffers, and the pieces of the loop nest."""
 
     program: RProgram
     buffers: dict[str, Buffer]
@@ -212,7 +212,7 @@ class _Winograd:
         return seq(copy, self.nest.grid(own, tile))
 
     def _patch(self, batch: dict[str, Expr], corner: Coordinates, own: Units, channel: Expr) -> Stmt:
-        """Fill ``patch`` with one image's box of ``own`` tiles, channels as lanes, zeros outside."""
+        """Fill ``patch`` with one image's box of ``own`` tiles, with channels as lanes and zeros outside."""
         form = self.plan.form
         source = self.buffers[form.image.tensor]
         shape = [int(n) for n in source.ty.shape]
@@ -258,7 +258,7 @@ class _Winograd:
         return flat(at, [a.box for a in self.plan.tiled])
 
     def _multiply(self, element: Expr, first_panel: Expr, own: Units) -> Stmt:
-        """Multiply one element of all transformed tiles of a task, ``own`` along every axis."""
+        """Multiply one element of all transformed tiles of a task, with ``own`` tiles along every axis."""
         plan = self.plan
         groups = [groups_of(n, a) for n, a in zip(own, plan.tiled, strict=True)]
 
@@ -268,7 +268,7 @@ class _Winograd:
         return self.nest.loop(plan.panels.box, kernel)
 
     def _micro_kernel(self, element: Expr, panel: Expr, place: Expr, group: Coordinates, own: Units) -> Stmt:
-        """Sum over the channels for one group of tiles and one panel, accumulators in registers."""
+        """Sum over the channels for one group of tiles and one panel, with accumulators in registers."""
         plan = self.plan
         starts = tuple(group_start(g, n, a) for g, n, a in zip(group, own, plan.tiled, strict=True))
 

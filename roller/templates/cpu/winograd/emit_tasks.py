@@ -11,7 +11,7 @@ from roller.templates.cpu.emit.nest import integer, unravel
 from roller.tile.tiled_axis import TiledAxis
 
 Coordinates = tuple[Expr, ...]
-#: Units of a task along axes; an integer if they are equal in all tasks.
+#: Units of a task along axes; an integer if it is the same in all tasks.
 Units = tuple[int | Expr, ...]
 
 
@@ -33,7 +33,7 @@ def tasks_of(axes: Sequence[TiledAxis]) -> tuple[int | Expr, Callable[[Expr], Co
 
 
 def flat(at: Coordinates, extents: Sequence[int]) -> Expr:
-    """Return the number of a coordinate, last axis fastest."""
+    """Return the number of a coordinate, with the last axis fastest."""
     number = at[0]
     for n, x in zip(extents[1:], at[1:], strict=True):
         number = number * n + x
@@ -60,7 +60,7 @@ def units_from(start: Expr, axis: TiledAxis) -> int | Expr:
 
 
 def groups_of(own: int | Expr, axis: TiledAxis) -> int | Expr:
-    """Return the groups of a task of ``own`` units."""
+    """Return the number of groups in a task of ``own`` units."""
     return tirx.floordiv(own + (axis.group - 1), integer(axis.group)) if axis.is_open else axis.groups
 
 

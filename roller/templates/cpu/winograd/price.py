@@ -1,4 +1,4 @@
-"""Price of Winograd programs: products at the rate of their micro-kernel, transforms, traffic of panels between caches.
+"""Price of Winograd programs: products at the rate of their micro-kernel, transforms, and panel traffic between caches.
 
 Filters are transformed before the tasks, in every call unless they are constant. Operations are counted from the
 matrices that the template emits; data of a task beyond its core's L2 come back from L3.
@@ -81,7 +81,7 @@ class _Costs:
         return terms
 
     def _cycles(self, kind: str, vectors: float) -> float:
-        """Return cycles of vector instructions of a class."""
+        """Return the cycles of vector instructions of one class."""
         return vectors * self.spec.teu.lanes / self.spec.compute.ops_per_cycle_per_unit[kind]
 
     def _multiply(self) -> float:
@@ -100,13 +100,13 @@ class _Costs:
         return kernels * (plan.channels * step + 2 * sums + KERNEL_CYCLES)
 
     def _transform(self, matrix: Matrix, height: int) -> float:
-        """Return the cycles of one vector of two-sided products with ``matrix``: columns first, then rows."""
+        """Return the cycles for one vector of two-sided products with ``matrix``: columns first, then rows."""
         products = height + len(matrix)
         arithmetic = self._cycles("fma", products * operations(matrix))
         return max(arithmetic, self._cycles("load_store", products * (height + len(matrix))))
 
     def _image(self) -> float:
-        """Return the cycles of copying and transforming one task's part of the image."""
+        """Return the cycles to copy and transform one task's part of the image."""
         plan, spec = self.plan, self.spec
         rows, columns = plan.tiled[-2:]
         vectors = plan.channel_vectors * (plan.tiles // (rows.box * columns.box))  # of all images of the task
@@ -120,7 +120,7 @@ class _Costs:
         return vectors * (positions * copy + tiles * self._transform(matrices(plan.m)[2], plan.side))
 
     def _outputs(self) -> float:
-        """Return the cycles of transforming one task's products back, the epilogue and the stores."""
+        """Return the cycles to transform one task's products back, run the epilogue and store the results."""
         plan, spec, g = self.plan, self.spec, self.geometry
         outputs = plan.m**2
         mix = [instruction_mix(s.body, None) for s in g.expr.stages if s is not g.expr.anchor]

@@ -1,7 +1,7 @@
-"""The choice of Winograd for a CPU convolution: its programs compete with the direct ones, and the price decides.
+"""The choice of Winograd for a CPU convolution: its programs compete with direct programs, and the price decides.
 
 They are candidates if ``options.winograd`` is set and a form of the expression is a window product (float32, 3x3, step
-one) of enough channels whose vectors are in one block of channels; ranking takes the faster prediction.
+one) with enough channels whose vectors lie in one block of channels; ranking takes the faster prediction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bank conflicts in the price of a GPU program: wavefronts of a read of a staged tile relative to a conflict-free one.
+"""Bank conflicts in the price of a GPU program: a staged-tile read's wavefronts relative to a conflict-free read.
 
 A scratchpad serves one word of every bank at a time. The price multiplies an operand's wavefronts by its degree, in
-``common/compute.py`` (threads), ``window/price.py`` and ``matrix/price.py``. The words of a bank are counted in
+``common/compute.py`` (threads), ``window/price.py`` and ``matrix/price.py``. The words per bank are counted in
 :mod:`roller.tile.layout` (threads) and :mod:`roller.tile.fragments` (matrix units).
 """
 
@@ -21,7 +21,7 @@ from roller.tile.program import RProgram
 
 
 def banks_of(spec: DeviceSpec) -> tuple[int, int]:
-    """Return the banks of a unit's scratchpad, and the bytes of one bank's word."""
+    """Return the number of banks in a unit's scratchpad, and the bytes per bank word."""
     shared = spec.layer("shared")
     return shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
 
@@ -42,7 +42,7 @@ def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
 
 def unavoidable_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floats]:
     """Return the conflict degrees that no storage padding removes, before padding is chosen."""
-    # Lanes that read every ``s``-th word of a row of a box use one bank in ``gcd(s, banks)``; padding spreads rows.
+    # Lanes that read every ``s``-th word of a box's row use one bank in ``gcd(s, banks)``; padding spreads rows.
     found: dict[str, Floats] = {}
     banks, _ = banks_of(spec)
     if batch.fragment is not None:  # padding spreads the rows of fragments over banks

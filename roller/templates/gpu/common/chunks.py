@@ -1,4 +1,4 @@
-"""Elements that one access takes at once of the vectors chosen for a program."""
+"""Number of elements that one access takes at once, given the vectors chosen for a program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from roller.tile.vectors import chunk_elements, whole_chunk
 
 def followed(access: Access, geometry: Geometry, vectors: Ints, *, whole: bool = False) -> Ints:
     """Return the elements per access with ``vectors`` elements along every axis ``(N, axes)``, ``(N,)``."""
-    # The rules of :mod:`roller.tile.vectors`, which templates apply to one program: chunks end with their axis and are
-    # taken in the widest aligned pieces or, if ``whole``, as whole vectors or element by element.
+    # These are the rules of :mod:`roller.tile.vectors`, which templates apply to one program: chunks end with their
+    # axis and are taken in the widest aligned pieces or, if ``whole``, as whole vectors or element by element.
     width, rule = np.ones(len(vectors), np.int64), whole_chunk if whole else chunk_elements
     for axis, (name, extent) in enumerate(zip(geometry.names, geometry.extents.tolist(), strict=True)):
         chunks = np.gcd(vectors[:, axis], extent)

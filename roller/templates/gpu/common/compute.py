@@ -1,4 +1,4 @@
-"""Cycles of a block's arithmetic: FMA pipes, issue slots, scratchpad reads, latency of a step."""
+"""Cycles of a block's arithmetic: FMA pipes, issue slots, scratchpad reads, and the latency of a step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.vectors import store_width
 from roller.tile.geometry import Floats, Ints
 
-#: Instructions of a thread that compute its block's and its own position, and of one stored vector; as in machine code.
+#: Instructions that compute a thread's and its block's position, and instructions per stored vector, as in machine
+#: code.
 PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
-#: Integer multiplications among the instructions of addresses, as in machine code: they run in the FMA pipes even where
+#: Integer multiplications among the address instructions, as in machine code: they run in the FMA pipes even if
 #: other integer instructions have pipes of their own.
 MULTIPLY_SHARE = 0.38
 
@@ -51,13 +52,13 @@ class Work:
     Parameters
     ----------
     fma, overhead
-        Cycles per TEU and register group: FMA pipe; operand loads and loop.
+        Cycles per TEU and register group, for the FMA pipe and for operand loads and the loop.
     issue
-        Issue slots of a register group.
+        Issue slots per register group.
     scratchpad
-        Wavefronts of a register group.
+        Wavefronts per register group.
     copies, finish
-        Issue slots per TEU, of copies in every step and once at the end.
+        Issue slots per TEU, for copies in every step and once at the end.
     multiplies
         Cycles that copies take from the FMA pipe.
     groups
@@ -89,14 +90,14 @@ class Work:
         return replace(self, fma=np.zeros_like(self.fma), overhead=self.overhead + self.fma)
 
     def arithmetic(self, blocks: Ints | float, schedulers: int) -> Floats:
-        """Return the cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
+        """Return the cycles that one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
         return self.told(blocks, schedulers)["cycles"]
 
     def told(self, blocks: Ints | float, schedulers: int) -> dict[str, Floats]:
-        """Return the ``cycles`` of :meth:`arithmetic` and the numbers they are computed from, by name."""
+        """Return the ``cycles`` of :meth:`arithmetic` and the numbers from which they are computed, by name."""
         teus = self.teus * blocks
         share = teus / schedulers
-        whole = np.ceil(share)  # TEUs do not move between schedulers, and a block waits for its slowest
+        whole = np.ceil(share)  # TEUs do not move between schedulers, and a block waits for its slowest TEU
         fma, overhead = whole * self.fma, share * self.overhead
         busy = self.chain + fma + overhead
         issue, scratchpad = share * self.issue, teus * self.scratchpad
@@ -111,7 +112,7 @@ class Work:
         }  # fmt: skip
 
     def copying(self, blocks: Ints | float, schedulers: int) -> Floats:
-        """Return the cycles one unit needs for the copy and store instructions of ``blocks`` blocks."""
+        """Return the cycles that one unit needs for the copy and store instructions of ``blocks`` blocks."""
         return np.asarray(self.teus * blocks / schedulers * (self.steps * self.copies + self.finish))
 
     def storing(self, blocks: Ints | float, schedulers: int) -> Floats:
@@ -129,8 +130,8 @@ class Work:
 
 
 def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> tuple[Floats, Floats]:
-    """Return pipe cycles for one register tile, and its instructions except loads and conversions."""
-    # With ``fragments`` operands are converted once per element of the tile's data, else at every product.
+    """Return the pipe cycles for one register tile, and its instructions except loads and conversions."""
+    # If ``fragments`` is set, operands are converted once per element of the tile's data, otherwise at every product.
     g, per_unit = batch.geometry, spec.compute.ops_per_cycle_per_unit
     width = spec.teu.lanes * spec.teu.schedulers_per_unit
     anchor, dtypes = g.expr.anchor, dtypes_of(g.expr)
@@ -154,7 +155,7 @@ def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> 
 def block_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> Work:
-    """Return the work of every block; ``copies`` has copy instructions per block and step, and their addresses'."""
+    """Return the work of every block; ``copies`` holds the copy and address instructions per block and step."""
     ex = spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
@@ -178,7 +179,7 @@ def block_work(
     return Work(
         teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
         fma=cycles,
-        # The measured issue time is that of a step with up to four vector loads; more of them take more slots.
+        # The measured issue time applies to a step with up to four vector loads; more loads take more slots.
         overhead=ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4),
         issue=(instructions + loads) / rate,
         scratchpad=wavefronts * lanes / per_unit["load_store"],
@@ -196,14 +197,14 @@ def block_work(
 
 
 def _stored_cycles(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return a scheduler's cycles for converting one output to the dtypes it is stored in."""
+    """Return a scheduler's cycles for converting one output to the dtypes in which it is stored."""
     per_unit, width = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes * spec.teu.schedulers_per_unit
     found = (stored_conversion(s) for s in batch.geometry.expr.stages)
     return sum(width / rate_of(per_unit, *rate) for rate in found if rate is not None)
 
 
 def _finish_instructions(batch: TileBatch) -> Floats:
-    """Return a thread's instructions outside the reduction: its place, its epilogue, its stores."""
+    """Return a thread's instructions outside the reduction: its position, its epilogue, and its stores."""
     g = batch.geometry
     epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
     stored = STORE_INSTRUCTIONS / store_width(batch)

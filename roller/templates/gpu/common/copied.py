@@ -1,4 +1,4 @@
-"""Instructions that load a block's data: into the scratchpad, along windows, or into registers."""
+"""Instructions that load a block's data into the scratchpad, along windows, or into registers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from roller.templates.gpu.common.window_strips import strip_copies
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Instructions per copied vector (load, store, pointer step) of our templates.
+#: Instructions per copied vector (load, store, pointer step) in our templates.
 COPY_INSTRUCTIONS = 3.0
-#: Extra instructions per copied vector: for each dimension its position is split over (a division and a
+#: Extra instructions per copied vector: for each dimension over which its position is split (a division and a
 #: remainder by constants), for each quasi-affine term that no loop hoists; a guarded bound: ``GUARD_INSTRUCTIONS``.
 SPLIT_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0
 
 
 def copied(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints]) -> tuple[Floats, Floats]:
-    """Return the copy instructions per block and step, and those of addresses among them."""
+    """Return the copy instructions per block and step, and the address instructions among them."""
     g = batch.geometry
     copies = addresses = np.zeros(len(batch))
     for n, a in enumerate(g.reads):
@@ -44,13 +44,13 @@ def copied(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints]) -> t
 
 
 def _unstaged(access: Access, batch: TileBatch) -> Floats:
-    """Return the instructions per block and step of loads from memory into registers, ``(N,)``."""
+    """Return the instructions per block and step for loads from memory into registers, ``(N,)``."""
     each = COPY_INSTRUCTIONS + _address_instructions(access, batch.block)
     return np.asarray(batch.block_elements(access) / access_width(access, batch) * each)
 
 
 def unstaged_copies(batch: TileBatch) -> Floats:
-    """Return the instructions per block and step of all loads that bypass the scratchpad, ``(N,)``."""
+    """Return the instructions per block and step for all loads that bypass the scratchpad, ``(N,)``."""
     staged = batch.staged_loads
     loads = [a for a in batch.geometry.loads if not any(a is x for x in staged)]
     return sum((_unstaged(a, batch) for a in loads), np.zeros(len(batch)))
@@ -71,7 +71,7 @@ def _staging(n: int, access: Access, batch: TileBatch, spec: DeviceSpec, padding
 
 
 def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return a lower bound of the copy instructions per block and step, ``(N,)``."""
+    """Return a lower bound on the copy instructions per block and step, ``(N,)``."""
     total = np.zeros(len(batch))
     each = ASYNC_INSTRUCTIONS if asynchronous(batch, spec) else STAGED_INSTRUCTIONS
     for a in batch.geometry.loads:
@@ -90,7 +90,7 @@ def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _vectorised(access: Access) -> bool:
-    """Whether elements of a data tile can be copied several at once: no bound cuts through its rows."""
+    """Return whether several elements of a data tile can be copied at once: no bound cuts through its rows."""
     if access.gather or (access.lattice[-1:] > 1).any():
         return False
     return not access.bounds or not access.index or not (access.shared[-1] or access.constants[-1])

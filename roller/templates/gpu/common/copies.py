@@ -1,8 +1,8 @@
-"""Instructions of cooperative copies into the scratchpad: loads, stores and their address arithmetic.
+"""Instructions of cooperative copies into the scratchpad: loads, stores and address arithmetic.
 
 Rounds of a copy step over the leading dimensions of the staged tile (:func:`roller.tile.layout.copy_lead`). The counts
-are those of machine code (sm_75, NVRTC 12.9) of two dozen matmuls, convolutions and poolings, rounded; single kernels
-lie within a factor of two.
+are rounded from machine code (sm_75, NVRTC 12.9) of two dozen matmuls, convolutions and poolings; single kernels lie
+within a factor of two.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from roller.tile.vectors import is_asynchronous
 
 #: Instructions per copied element or vector: a load, a store, half a predicate or pointer step.
 COPY_INSTRUCTIONS = 2.5
-#: The same where the copy is asynchronous: one instruction does both.
+#: The same for an asynchronous copy, where one instruction does both.
 ASYNC_INSTRUCTIONS = 1.5
-#: Instructions of one thread per staged tile and step: its own position and pointers.
+#: Instructions per thread, staged tile and step for the thread's position and pointers.
 SETUP_INSTRUCTIONS = 12.0
 #: A division with its remainder by a constant, and by a power of two.
 DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 12.0, 2.0
@@ -28,22 +28,22 @@ DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 12.0, 2.0
 BRANCH_INSTRUCTIONS = 8.0
 #: Its replacement in an asynchronous copy, which takes the number of valid bytes and fills the rest with zeros.
 ASYNC_GUARD_INSTRUCTIONS = 2.0
-#: Its replacement in a load into registers: a predicate, and a move of zero where the load is off.
+#: Its replacement in a load into registers: a predicate, and a move of zero if the load is off.
 PREDICATE_INSTRUCTIONS = 1.0
-#: Comparing a position with both bounds; the same for a position that does not change from round to round.
+#: Comparing a position with both bounds, and comparing one that does not change from round to round.
 GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 3.0, 1.0
 #: One quasi-affine term of an index (a quotient or remainder) whose axis changes from round to round.
 QUASI_INSTRUCTIONS = 6.0
 
 
 def asynchronous(batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Whether the staged tiles of a batch are copied asynchronously, bypassing registers."""
+    """Return whether the staged tiles of a batch are copied asynchronously, bypassing registers."""
     return batch.pipelined and bool(spec.execution.async_copy_bytes)
 
 
 def copy_instructions(access: Access, batch: TileBatch, copy: StagedCopy, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the instructions all threads of a block issue to stage a tile, and those of addresses."""
-    threads = batch.threads_per_block  # threads that idle in a round issue its instructions all the same
+    """Return the instructions that all threads of a block issue to stage a tile, and the address instructions."""
+    threads = batch.threads_per_block  # threads that are idle in a round still issue its instructions
     alone = asynchronous(batch, spec) & is_asynchronous(copy.width * access.tensor.itemsize_bytes)
     unguarded = np.where(alone, ASYNC_INSTRUCTIONS, COPY_INSTRUCTIONS)
     rank = copy.counts.shape[1]
@@ -69,7 +69,7 @@ def copy_instructions(access: Access, batch: TileBatch, copy: StagedCopy, spec: 
 
 
 def _staged_axes(batch: TileBatch, access: Access) -> tuple[str, ...]:
-    """Return the axes a staged tile is indexed by; empty if it is a box of the tensor."""
+    """Return the axes that index a staged tile; empty if it is a box of the tensor."""
     if batch.fragment is None:
         return axes_of(access, batch)
     return next(c.operand.layout.axes for c in operand_copies(batch) if c.access is access)
@@ -90,7 +90,7 @@ def _divisions(counts: Ints, changes: np.ndarray) -> Floats:
 
 
 def _index_instructions(access: Access, positions: list[int], changes: np.ndarray) -> Floats:
-    """Return the instructions of quasi-affine indices and guards of a tile staged by axes, ``(N,)``."""
+    """Return the instructions for quasi-affine indices and guards of a tile staged by axes, ``(N,)``."""
     total = np.zeros(len(changes))
     column = {access.axis_names[p]: d for d, p in enumerate(positions)}
     for i in access.index:

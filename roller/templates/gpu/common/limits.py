@@ -1,4 +1,4 @@
-"""Limits of a block: its threads, and the registers of each."""
+"""Limits of a block: its threads, and the registers per thread."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from roller.templates.gpu.common.occupancy import register_words, usable_registe
 
 
 def whole_teus(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs within the thread and register limits whose blocks fill whole TEUs (rule 1)."""
+    """Return the mask of programs within the thread and register limits whose blocks fill whole TEUs (rule 1)."""
     return np.asarray(fitting(batch, spec) & (batch.threads_per_block % spec.teu.lanes == 0))
 
 
 def fitting(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs within the thread and register limits."""
+    """Return the mask of programs within the thread and register limits."""
     assert spec.limits.threads_per_block
     fits = batch.threads_per_block <= spec.limits.threads_per_block
     return np.asarray(fits & (register_words(batch) <= usable_registers(batch, spec)))

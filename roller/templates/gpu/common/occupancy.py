@@ -1,4 +1,4 @@
-"""Registers and scratchpad of a block, and how many blocks fit on one unit."""
+"""Registers and scratchpad of a block, and the number of blocks that fit on one unit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from roller.tile.program import RProgram
 from roller.tile.scratchpad import placed_bytes, whole_vectors
 from roller.tile.vectors import staged_itemsize
 
-#: Registers a thread of our templates needs besides accumulators and operand fragments (addresses, loop counters).
+#: Registers per thread in our templates in addition to accumulators and operand fragments (addresses, loop counters).
 BASE_REGISTERS = 24
-#: Registers of a thread for the places of a pipeline's slots, as in machine code (sm_80).
+#: Registers per thread for the positions of a pipeline's slots, as in machine code (sm_80).
 SLOT_REGISTERS = 8
-#: The same where a matrix unit computes, as in machine code (sm_80, NVRTC 12.9): 6 to 24 where registers are scarce.
+#: The same if a matrix unit computes, as in machine code (sm_80, NVRTC 12.9): 6 to 24 if registers are scarce.
 MATRIX_BASE_REGISTERS = 20
-#: The same besides the sums of warp groups (sm_90a): 26 to 48, more if one group alone copies large tiles.
+#: The same in addition to the sums of warp groups (sm_90a): 26 to 48, or more if one group alone copies large tiles.
 GROUP_BASE_REGISTERS = 40
 
 
@@ -62,7 +62,7 @@ def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str
         mine = batch.register_elements(a) * max(1, a.tensor.itemsize_bytes // 4)
         if batch.staged and len(reductions) and _row_axis(batch, a) == g.names[reductions[-1]]:
             # A vector read along the innermost reduction axis brings several points of the step, and the fragment holds
-            # them all, unless padding moves rows off the places where vectors start.
+            # them all, unless padding moves rows away from the positions where vectors start.
             step = (batch.block[:, reductions[-1]] | padding.get(a.tensor.name, 0)) * a.tensor.itemsize_bytes // 4
             ahead = np.where(step & 3 == 0, 4, 2 - (step & 1))
             mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
@@ -88,7 +88,7 @@ def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
         return np.full(len(batch), lim.usable_registers_per_thread or 0, np.int64)
     # A matrix unit's registers are counted one by one, so only the hard limits of a thread and of its block apply.
     hard = lim.registers_per_thread or lim.usable_registers_per_thread or 0
-    assert lim.registers_per_unit  # the schema requires it of a GPU
+    assert lim.registers_per_unit  # the schema requires it for a GPU
     most = np.minimum(hard, lim.registers_per_unit // np.maximum(1, batch.threads_per_block))
     return np.asarray(most - _matrix_base(batch) - fetched_words(batch, spec) - gather_words(batch, spec))
 
@@ -98,7 +98,7 @@ def _matrix_base(batch: TileBatch) -> int:
 
 
 def _matrix_words(batch: TileBatch) -> Ints:
-    """Return the registers per thread of the accumulators and operand fragments of a matrix program."""
+    """Return the registers per thread for the accumulators and operand fragments of a matrix program."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
     acc = batch.register_outputs * DTYPE_BYTES[f.accumulator]
@@ -118,7 +118,7 @@ def _row_axis(batch: TileBatch, access: Access) -> str | None:
 
 
 def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None) -> Ints:
-    """Return the scratchpad bytes of one block, storage padding and all stages included, ``(N,)``."""
+    """Return the scratchpad bytes of one block, including storage padding and all stages, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     if batch.traits.spreads_reductions:
         return exchange_bytes(batch)
@@ -159,7 +159,7 @@ def matrix_scratchpad_bytes(program: RProgram) -> int:
 
 
 def _row_extent(batch: TileBatch, access: Access) -> Ints:
-    """Return the elements of one row of a staged tile, storage padding excluded, ``(N,)``."""
+    """Return the number of elements per row of a staged tile, excluding storage padding, ``(N,)``."""
     axis = _row_axis(batch, access)
     if axis is not None:
         return batch.block[:, batch.geometry.names.index(axis)]
@@ -168,9 +168,9 @@ def _row_extent(batch: TileBatch, access: Access) -> Ints:
 
 
 def block_limits(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, registers: Ints) -> dict[str, Ints]:
-    """Return how many blocks each resource of a unit can hold, ``(N,)`` each, by resource."""
+    """Return the number of blocks that each resource of a unit can hold, ``(N,)`` each, by resource."""
     lim, teus = spec.limits, -(-batch.threads_per_block // spec.teu.lanes)
-    assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
+    assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them for a GPU
     most = np.full(len(batch), lim.blocks_per_unit, np.int64)
     # The register file is split evenly among the schedulers, and a TEU's registers lie in one part.
     parts = spec.teu.schedulers_per_unit
@@ -190,12 +190,13 @@ def occupancy(
 
 
 def held_blocks(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, wanted: Ints) -> tuple[Ints, Ints]:
-    """Return :func:`occupancy` of blocks whose threads want ``wanted`` registers each."""
+    """Return the :func:`occupancy` of blocks whose threads want ``wanted`` registers each."""
     lim = spec.limits
     threads = batch.threads_per_block
     unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
     most = lim.registers_per_thread or lim.usable_registers_per_thread or 0
-    # The compiler squeezes, at worst spills, addresses and fragments if accumulators and operands leave no registers.
+    # If accumulators and operands leave no registers, the compiler squeezes or, at worst, spills addresses and
+    # fragments.
     registers = np.minimum(-(-wanted // unit) * unit, -(-most // unit) * unit)
     blocks = np.minimum.reduce(list(block_limits(batch, spec, scratchpad, registers).values()))
     shared = spec.layer("shared")
@@ -204,7 +205,7 @@ def held_blocks(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, wanted: In
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= usable_registers(batch, spec)
     if batch.fragment is None and batch.pipelined:
-        # A large block has no registers left for the positions of slots, and only spilling would free some.
+        # A large block has no registers left for the positions of slots, and only spilling would free any.
         fits &= wanted + SLOT_REGISTERS <= lim.registers_per_unit // np.maximum(threads, 1)
     if batch.fragment is None and batch.pipelined and not asynchronous(batch, spec):
         # Registers hold one step ahead, and the data they hold must not be spilled.

@@ -1,7 +1,7 @@
-"""Copies of operands for a matrix unit: elements copied at once, and registers of data in transit.
+"""Copies of operands for a matrix unit: elements copied at once, and registers that hold data in transit.
 
-Rows of a staged tile run along one axis (:mod:`roller.tile.fragments`); elements are copied together if that axis runs
-along the tensor's rows too, at positions that are aligned in every block. Copies of four bytes and more are
+Rows of a staged tile run along one axis (:mod:`roller.tile.fragments`); elements are copied together if that axis also
+runs along the tensor's rows, at positions that are aligned in every block. Copies of four bytes and more are
 asynchronous if the device allows it; others are fetched one step ahead.
 """
 
@@ -20,9 +20,10 @@ from roller.tile.geometry import Access, Floats, Ints, product
 from roller.tile.transactions import tile_transaction_bytes
 from roller.tile.vectors import is_asynchronous
 
-#: Registers of a gathered round's address and conditions; machine code of 7x7 convolutions (sm_70, sm_80; NVRTC 12.9).
+#: Registers for a gathered round's address and conditions, from machine code of 7x7 convolutions (sm_70, sm_80; NVRTC
+#: 12.9).
 GATHERED_REGISTERS = 0.75
-#: Elements read by a tile with the rows around it that windows reach, relative to the tile alone.
+#: Elements read by a tile together with the surrounding rows that windows reach, relative to the tile alone.
 _HALO = 1.5
 
 
@@ -36,21 +37,21 @@ class OperandCopy:
 
     @property
     def width(self) -> Ints:
-        """Elements of one copy, ``(N,)``."""
+        """Elements per copy, ``(N,)``."""
         return self.copy.width
 
     @property
     def rounds(self) -> Ints:
-        """Copies of one thread, ``(N,)``."""
+        """Copies per thread, ``(N,)``."""
         return self.copy.rounds
 
     @property
     def nbytes(self) -> Ints:
-        """Bytes of one copy, ``(N,)``."""
+        """Bytes per copy, ``(N,)``."""
         return self.width * self.access.tensor.itemsize_bytes
 
     def is_async(self, spec: DeviceSpec) -> np.ndarray:
-        """Mask of programs whose copies are asynchronous, ``(N,)``."""
+        """Return the mask of programs whose copies are asynchronous, ``(N,)``."""
         return np.asarray(bool(spec.execution.async_copy_bytes) & is_asynchronous(self.nbytes))
 
 
@@ -75,7 +76,7 @@ def _guards(load: Load, axis: str) -> bool:
 
 
 def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the registers per thread of elements in transit to the scratchpad, ``(N,)``."""
+    """Return the registers per thread for elements in transit to the scratchpad, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
         total += np.where(copy.is_async(spec), 0, copy.rounds * np.maximum(1, copy.nbytes // 4))
@@ -83,9 +84,9 @@ def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the registers per thread of addresses that the compiler keeps from step to step, ``(N,)``."""
-    # Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: then each has an
-    # address and conditions of its own, the same in all steps if rows move along a spatial axis.
+    """Return the registers per thread for addresses that the compiler keeps from step to step, ``(N,)``."""
+    # Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: in that case, each
+    # round has its own address and conditions, which stay the same in all steps if rows move along a spatial axis.
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
         across, load = copy.operand.across, copy.operand.load
@@ -99,7 +100,7 @@ def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def copy_guards(batch: TileBatch) -> Ints:
-    """Return the vectors a thread copies under conditions per step, because tiles overhang their axes, ``(N,)``."""
+    """Return the number of vectors per step a thread copies conditionally because tiles overhang axes, ``(N,)``."""
     g, total = batch.geometry, np.zeros(len(batch), np.int64)
     overhangs = g.extents % batch.block != 0
     for copy in operand_copies(batch):
@@ -110,8 +111,8 @@ def copy_guards(batch: TileBatch) -> Ints:
 def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[int, Floats]:
     """Return the L2 bytes of operands whose windows stay in a unit's first cache, by position in ``loads``."""
     # Reduction axes inside that of k are stepped over one point at a time, and their steps read the same transactions
-    # again: those of a tile over whole windows come once if all resident blocks' fit next to the scratchpad. Copies
-    # past the registers bypass that cache. An entry is infinite where nothing is kept.
+    # again: the transactions of a tile over whole windows come once if those of all resident blocks fit next to the
+    # scratchpad. Copies that bypass registers also bypass that cache. An entry is infinite if nothing is kept.
     g, f = batch.geometry, batch.fragment
     k = g.names.index(batch.matrix_axes[2])
     inner = [a for a in range(k + 1, len(g.names)) if not g.spatial[a] and g.extents[a] > 1]
@@ -133,6 +134,6 @@ def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[i
 
 
 def are_async(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs that copy both operands asynchronously, ``(N,)``."""
+    """Return the mask of programs that copy both operands asynchronously, ``(N,)``."""
     one, other = operand_copies(batch)
     return np.asarray(one.is_async(spec) & other.is_async(spec))

@@ -1,10 +1,10 @@
 """Extra DRAM traffic of waves that read more pages than the device's last TLB holds.
 
-Rows of an operand that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read theirs at once:
-a wave of 4000 rows of 20000 float32 numbers has 320 MB of pages open. Blocks that miss the TLB fall behind, so that the
-shared cache has evicted the data of the others, and a tile comes from memory in whole bursts. A tile loses the share by
-which the pages exceed the TLB. Sources of TLB entries: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via
-microbenchmarking" (2018), "... Turing T4 GPU ..." (2019).
+Operand rows that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read their rows at once:
+a wave of 4000 rows of 20000 float32 numbers has 320 MB of pages open. Blocks that miss the TLB fall behind, so the
+shared cache has by then evicted the data of the others, and a tile comes from memory in whole bursts. A tile loses the
+share of its data by which the pages exceed the TLB. Sources of TLB entries: Jia et al., "Dissecting the NVIDIA Volta
+GPU architecture via microbenchmarking" (2018), "... Turing T4 GPU ..." (2019).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roller.tile.transactions import tile_transaction_bytes
 
 
 def runs_along_steps(access: Access, batch: TileBatch) -> bool:
-    """Whether an operand's rows run along a reduction of several steps, so that a step reads part of each."""
+    """Return whether an operand's rows run along a reduction of several steps, so that a step reads part of each."""
     if access.gather or not access.coefficients.shape[0]:
         return False
     along = np.flatnonzero(access.coefficients[-1])
@@ -29,7 +29,7 @@ def runs_along_steps(access: Access, batch: TileBatch) -> bool:
 
 def lost_to_pages(batch: TileBatch, spec: DeviceSpec, waves: tuple[Ints, ...]) -> dict[int, tuple[Floats, Floats]]:
     """Return the share of each operand's tiles lost to memory, and their bytes in bursts, by read position."""
-    # ``waves`` are the tiles that a wave may cover, by the order of blocks: the one with fewer pages counts.
+    # ``waves`` holds the tiles that a wave may cover, by the order of blocks; the tile with fewer pages counts.
     far, g = spec.layer("global"), batch.geometry
     if not far.tlb_entries or not far.page_bytes or batch.traits.spreads_reductions:
         return {}
@@ -54,7 +54,7 @@ def _opened_bytes(access: Access, wave: Ints) -> Floats:
 
 
 def _all_bursts(access: Access, block: Ints, burst_bytes: int) -> tuple[Floats]:
-    """Return the bytes of all tiles of a launch if each is loaded from memory by itself."""
+    """Return the bytes of all tiles of a launch if each tile is loaded from memory separately."""
     moved, _ = tile_transaction_bytes(access, block, burst_bytes)
     rows, run = access.runs(block)
     return (np.asarray(access.loaded_elements(block) * moved / (rows * run)),)

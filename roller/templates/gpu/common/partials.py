@@ -1,4 +1,4 @@
-"""Cost of the second kernel of a split reduction, beyond its launch and the bytes of the parts."""
+"""Cost of a split reduction's second kernel, beyond its launch and the bytes of the parts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ADD_CYCLES = 4.0
 
 
 def combining_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds of the chain of the kernel that adds the parts, zero without parts, ``(N,)``."""
+    """Return the latency chain (seconds) of the kernel that adds the parts, or zero without parts, ``(N,)``."""
     # A thread waits for memory once per batch of parts, and adds them one by one; threads that share a result exchange
-    # their sums in the scratchpad, where one adds them. For rows this is part of the chain of their own blocks.
+    # their sums in the scratchpad, where one adds them. For rows, this is part of their own blocks' chain.
     parts = np.asarray(batch.split_k)
     if batch.traits.spreads_reductions or (parts == 1).all():
         return np.zeros(len(batch))

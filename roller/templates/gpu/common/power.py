@@ -1,9 +1,10 @@
-"""Clock reduction by a board's power limit.
+"""Clock reduction due to a board's power limit.
 
 A cycle of a unit with busy arithmetic pipes takes ``execution.busy_cycle_j``, any other cycle in which instructions run
-``idle_cycle_j``, a byte through the shared cache or memory ``byte_j`` of its layer; ``standing_w`` is drawn without a
-kernel. If supplying the energy takes longer than the waves at the boost clock, the clock falls until both agree: the
-capped form of the roofline of energy (Choi, Dukhan, Liu, Vuduc 2014), by cycles and bytes, with its constant power.
+``idle_cycle_j``, a byte through the shared cache or memory ``byte_j`` of its layer; ``standing_w`` is drawn even
+without a kernel. If supplying the energy takes longer than the waves take at the boost clock, the clock falls until
+both times agree: the capped form of the roofline of energy (Choi, Dukhan, Liu, Vuduc 2014), by cycles and bytes, with
+its constant power.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from roller.tile.geometry import Floats
 
 
 def cycle_energies_j(batch: TileBatch, spec: DeviceSpec) -> tuple[float, float] | None:
-    """Return the energies of a busy cycle and of any other cycle of a unit; ``None`` if unknown."""
+    """Return the energies of a busy cycle and of any other cycle of a unit, or ``None`` if unknown."""
     ex = spec.execution
     own = ex.matrix_cycle_j if batch.fragment is not None else None
     busy = ex.busy_cycle_j if own is None else own
@@ -25,16 +26,16 @@ def cycle_energies_j(batch: TileBatch, spec: DeviceSpec) -> tuple[float, float] 
 
 
 def byte_energies_j(spec: DeviceSpec) -> tuple[float, float]:
-    """Return the energies of a byte through the shared cache, and of one from or to the device's memory."""
+    """Return the energies of a byte through the shared cache, and of a byte to or from the device's memory."""
     return spec.layer("l2").byte_j or 0.0, spec.layer("global").byte_j or 0.0
 
 
 def least_power_s(
     batch: TileBatch, spec: DeviceSpec, work: Work, core_s: Floats, moved: tuple[Floats, Floats] | None = None
 ) -> Floats | float:
-    """Return the least seconds in which the board's power limit allows a launch, 0 without a limit."""
+    """Return the minimum seconds in which the board's power limit allows a launch, or 0 without a limit."""
     # ``core_s``: seconds in which the instructions of all waves run at the boost clock; ``moved``: bytes through the
-    # shared cache, and from and to memory.
+    # shared cache, and to and from memory.
     energies = cycle_energies_j(batch, spec)
     if spec.power_w is None or energies is None:
         return 0.0
@@ -47,7 +48,7 @@ def least_power_s(
 
 
 def cycles_w(spec: DeviceSpec) -> float:
-    """Return the power left for cycles on a board with a power limit."""
+    """Return the power that remains for cycles on a board with a power limit."""
     return (spec.power_w or float("inf")) - (spec.execution.standing_w or 0.0)
 
 

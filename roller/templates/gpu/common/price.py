@@ -1,12 +1,12 @@
-"""Price of a GPU program: phases of a block, occupancy, waves.
+"""Price of a GPU program: phases of a block, occupancy, and waves.
 
 Blocks of one unit hide each other's phases (memory, copies, arithmetic): a closed queueing network whose stations are
 the phases. Blocks that start together stay in step; only ``overlap_blocks`` groups of them alternate and are the
-customers; in a pipeline (``stages`` > 1) every slot of a block's tiles is one. A wave takes that time, but at least the
-latency chain of one block and the issue of its instructions. The tail wave costs what its own blocks take. Sources:
-Roller (OSDI'22) sections 3.3 and 3.4; Reiser's mean value analysis; the rate of a register tile follows the published
-V100 tables (``v100_sm_gflops.csv``): a reduction step of ``w`` warps per scheduler with ``r`` accumulators takes
-``step_latency + w * (r * fma_cycles + step_issue)``.
+customers; in a pipeline (``stages`` > 1), every slot of a block's tiles is a customer. A wave takes that time, but at
+least the latency chain of one block and the issue time of its instructions. The tail wave takes the time of its own
+blocks. Sources: Roller (OSDI'22) sections 3.3 and 3.4; Reiser's mean value analysis; the rate of a register tile
+follows the published V100 tables (``v100_sm_gflops.csv``): a reduction step of ``w`` warps per scheduler with ``r``
+accumulators takes ``step_latency + w * (r * fma_cycles + step_issue)``.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ Terms = dict[str, Floats]
 #: Intermediate numbers of a price, by name, for its explanation (:mod:`roller.templates.gpu.explained`).
 Parts = dict[str, Any]
 
-#: Terms that compete for the bottleneck.
+#: Terms among which the bottleneck is chosen.
 BOTTLENECKS = ("compute_s", "copy_s", "dram_s", "l2_s", "latency_s", "launch_s")
-#: Factor of a bound, so that rounding cannot lift it above the time it bounds.
+#: Factor applied to a bound, so that rounding cannot lift it above the time it bounds.
 _BOUND_SHARE = 1.0 - 1e-9
 
 
 @dataclass(frozen=True)
 class _Waves:
-    """Launches of a batch as full waves and the tail wave, arrays of shape ``(2, N)`` in that order.
+    """Launches of a batch as full waves and the tail wave, in this order, as arrays of shape ``(2, N)``.
 
     Parameters
     ----------
     per_unit
-        Blocks on every unit; a tail's blocks spread over the units.
+        Blocks per unit; a tail's blocks are spread over the units.
     active
         Blocks on all units.
     """
 
     count: Ints | Floats
-    per_unit: Any  # Ints; Floats where waves are counted in fractions
+    per_unit: Any  # Ints; Floats if waves are counted in fractions
     active: Ints
 
     @classmethod
     def of(cls, batch: TileBatch, resident: Ints, units: int) -> _Waves:
-        """Return the waves of blocks of which ``resident`` fit on a unit, at least one."""
+        """Return the waves of blocks if ``resident`` blocks, at least one, fit on a unit."""
         full, rest = np.divmod(batch.blocks, resident * units)
         tail = np.maximum(-(-rest // units), 1)
         return cls(np.stack([full, rest > 0]), np.stack([resident, tail]), np.stack([resident * units, rest]))
@@ -81,7 +81,7 @@ class _Waves:
         return cls(np.stack([count, none]), np.stack([np.maximum(active / units, 1.0)] * 2), np.stack([active] * 2))
 
     def total(self, each: Floats) -> Floats:
-        """Return the sum over all waves of a value per full wave and for the tail."""
+        """Return the sum, over all waves, of a value given per full wave and for the tail."""
         every = self.count * each
         return np.asarray(every[0] + every[1])
 
@@ -94,10 +94,10 @@ def step_chain_s(
     barriers: int | None = None,
     hops: Ints | Floats | None = None,
 ) -> Floats:
-    """Return the seconds of one block that has its unit to itself, so that nothing hides its latencies."""
+    """Return the seconds of one block that has its unit to itself, so nothing hides its latencies."""
     # ``alone``: seconds of the block's work; ``barriers`` and ``hops`` replace the barriers of a step and the waits for
-    # memory. In a pipeline, ``steps_ahead`` steps are in flight while the arithmetic runs; the first tile and the
-    # results are waited for.
+    # memory. In a pipeline, ``steps_ahead`` steps are in flight while the arithmetic runs; the block waits for the
+    # first tile and the results.
     latency = spec.layer("global").latency_s or 0.0
     if barriers is None:
         barriers = 1 if batch.pipelined else 2
@@ -115,9 +115,9 @@ def step_chain_s(
 def alternating_steps(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
-    """Return the customers, and the time in which blocks of threads go through their phases."""
-    # The threads of a pipelined block issue copies and arithmetic one after the other, memory brings later tiles
-    # meanwhile; the first tile of a block is waited for.
+    """Return the customers, and the time in which blocks of threads pass through their phases."""
+    # The threads of a pipelined block issue copies and arithmetic one after the other while memory delivers later
+    # tiles; a block waits for its first tile.
     plain = alternating((memory, *pipes), customers)
     if not batch.pipelined:
         return customers, plain
@@ -128,13 +128,13 @@ def alternating_steps(
 
 
 def threads_alone(work: Work, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
-    """Return the cycles of the work of one block of threads, which compute or copy."""
+    """Return the cycles of work for one block of threads, which compute or copy."""
     del batch, parts
     return np.asarray(work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers))
 
 
 def no_fill(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
-    """Return no seconds: the terms of threads are fitted to whole kernels and include the first tile."""
+    """Return zero seconds: the terms for threads are fitted to whole kernels and include the first tile."""
     del batch, spec
     return np.zeros(per_unit.shape)
 
@@ -146,20 +146,20 @@ class Phases:
     Parameters
     ----------
     work
-        Cycles of every block: of its threads' own pipes, of a matrix unit, or of walks along windows.
+        Cycles of every block on its threads' own pipes, on a matrix unit, or in walks along windows.
     alone
-        Cycles of the work of one block that has its unit to itself.
+        Cycles of work for one block that has its unit to itself.
     chain
         Seconds of such a block with its latencies, given the seconds of its work alone.
     overlap
-        Customers of the queueing network, and the time in which blocks of a unit go through their phases.
+        Customers of the queueing network, and the time in which a unit's blocks pass through their phases.
     fill
-        Seconds in which a unit waits for a block's first tile, while others of the unit compute.
+        Seconds in which a unit waits for a block's first tile while its other blocks compute.
     access
-        Seconds a unit's load and store pipe needs for a block, if memory requests pass it one by one.
+        Seconds that a unit's load and store pipe needs for a block, if memory requests pass through it one by one.
     stores
-        Seconds of a wave in which its blocks store and none computes, given the seconds its results take in memory;
-        terms fitted to whole kernels include that.
+        Seconds of a wave in which its blocks store and none computes, given the seconds that memory takes for its
+        results; terms fitted to whole kernels include these seconds.
     """
 
     work: Callable[[TileBatch, DeviceSpec, tuple[Floats, Floats], SharedMemoryLayout | None], Work] = block_work
@@ -183,16 +183,16 @@ class Phases:
         return price(batch, spec, laid, told, self)
 
     def arithmetic(self, batch: TileBatch, spec: DeviceSpec) -> Floats:
-        """Return the time of the arithmetic of every program alone; see :func:`arithmetic_bound_s`."""
+        """Return the time of every program's arithmetic alone; see :func:`arithmetic_bound_s`."""
         return arithmetic_bound_s(batch, spec, self)
 
     def bound(self, batch: TileBatch, spec: DeviceSpec) -> Floats:
-        """Return a time no program of the batch can beat; see :func:`lower_bound_s`."""
+        """Return a time that no program of the batch can beat; see :func:`lower_bound_s`."""
         return lower_bound_s(batch, spec, self)
 
 
 def with_accesses(memory_s: Floats, access_s: Floats, spec: DeviceSpec) -> Floats:
-    """Return the time of memory whose requests pass the units' load and store pipes."""
+    """Return the memory time if requests pass through the units' load and store pipes."""
     # Queueing rounds the knee between the two, as between few and many TEUs (``dram_bandwidth``).
     p = spec.layer("global").saturation_exponent or 2.0
     return np.asarray((memory_s**p + access_s**p) ** (1.0 / p))
@@ -207,7 +207,7 @@ def _wave_s(
     phases: Phases,
     stores: Floats | float = 0.0,
 ) -> Parts:
-    """Return ``seconds`` of a full wave and of the tail, and the numbers they are computed from."""
+    """Return ``seconds`` of a full wave and of the tail, and the numbers from which they are computed."""
     # ``stores`` are the seconds of ``memory`` after all phases.
     parts: Parts = {"work": work, "pipes": 2 if work.side_by_side else 1}
     b, schedulers = waves.per_unit, spec.teu.schedulers_per_unit
@@ -229,7 +229,7 @@ def _wave_s(
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
-    """Return the time of the arithmetic of every program alone, without copies and memory, ``(N,)``."""
+    """Return the time of every program's arithmetic alone, without copies and memory, ``(N,)``."""
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     work = phases.work(batch, spec, (np.zeros(len(batch)),) * 2, None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
@@ -240,7 +240,7 @@ def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Fl
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
-    """Return a time no program of the batch can beat, ``(N,)``, computed once per batch and device."""
+    """Return a time that no program of the batch can beat, ``(N,)``, computed once per batch and device."""
     known: tuple[DeviceSpec, Floats] | None = batch._memo.get("lower_bound")
     if known is None or known[0] is not spec:
         known = batch._memo["lower_bound"] = spec, _lower_bound_s(batch, spec, phases)
@@ -249,8 +249,8 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
 
 def _lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
-    # As :func:`price`, but only used bytes move, copies take the widest vectors without address arithmetic, and no bank
-    # conflicts occur.
+    # The computation is that of :func:`price`, but only used bytes move, copies take the widest vectors without address
+    # arithmetic, and no bank conflicts occur.
     (copies,) = batch.of_tiles(spec, ("least copies", asynchronous(batch, spec)), lambda: (least_copies(batch, spec),))
     work = phases.work(batch, spec, (copies, np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
@@ -266,7 +266,7 @@ def _running_s(
     batch: TileBatch, spec: DeviceSpec, memory: Floats, work: Work, waves: _Waves, phases: Phases,
     moved: tuple[Floats, Floats], least: Work | None = None,
 ) -> Floats:  # fmt: skip
-    """Return a lower bound of the seconds of launches whose waves take ``memory`` and do ``work``."""
+    """Return a lower bound on the seconds of launches whose waves take ``memory`` and do ``work``."""
     wave = _wave_s(memory, least or work, waves, batch, spec, phases)
     power = least_power_s(batch, spec, work, waves.total(wave["core"]), moved)
     running = np.maximum(waves.total(wave["seconds"]), power)
@@ -279,8 +279,9 @@ def least_held_s(
     most: bool = False, counted: Mapping[int, Floats] = MappingProxyType({}),
 ) -> Floats:  # fmt: skip
     """Return a time that no layout beats for programs with ``resident`` blocks per unit, ``(N,)``."""
-    # As :func:`price` without bank conflicts and, where nothing is ``counted``, without unused bytes through L2. With
-    # ``most`` waves and TEUs are counted in fractions, so that fewer blocks than ``resident`` do no better.
+    # The computation is that of :func:`price` without bank conflicts and, if nothing is ``counted``, without unused
+    # bytes through L2. If ``most`` is set, waves and TEUs are counted in fractions, so that fewer blocks than
+    # ``resident`` do no better.
     least = least_counted(batch, spec)
     waves = _Waves.even(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
     least.update({n: np.where(np.isnan(x), least[n], x) for n, x in counted.items()})
@@ -296,12 +297,12 @@ def least_held_s(
 def price(
     batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None, told: list[Parts] | None, phases: Phases
 ) -> Terms:
-    """Price a batch on a GPU, as its programs are laid out, or as expected before their layout.
+    """Price a batch on a GPU, as its programs are laid out or, before layout, as expected.
 
-    Returns arrays by name: ``seconds`` (infinite if a block cannot run) and its terms: ``compute_s``, ``copy_s``,
+    Return arrays by name: ``seconds`` (infinite if a block cannot run) and its terms: ``compute_s``, ``copy_s``,
     ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``clock_hz``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
     ``registers``, ``blocks_per_unit``, ``blocks`` (of all units), ``threads`` (of one), ``bank_conflicts`` (of the
-    worst operand; 1: none), ``waves``. ``told`` collects intermediate numbers for the explanation.
+    worst operand; 1: none), and ``waves``. ``told`` collects intermediate numbers for the explanation.
     """
     laid = laid or SharedMemoryLayout.expected(batch, spec)
     pad = laid.scratchpad

@@ -12,7 +12,7 @@ from roller.tile.winograd_products import Products, products
 
 
 def products_of(batch: TileBatch) -> Products | None:
-    """Return the matrix product that the programs of a GPU batch tile, ``None`` if its structure has none."""
+    """Return the matrix product that the programs of a GPU batch tile, or ``None`` if its structure has none."""
     if not batch.traits.output_side or batch.panel is not None:
         return None
     return products(batch.geometry.expr, batch.structure)
@@ -31,7 +31,7 @@ def inner_batch(batch: TileBatch, found: Products) -> TileBatch:
 
 
 def outer_batch(batch: TileBatch, found: Products, geometry: Geometry, structure: str) -> TileBatch:
-    """Return a tiled batch of a product as a batch of the window product with geometry ``geometry``."""
+    """Return a tiled batch of a product as a batch of the window product with the given ``geometry``."""
     one = np.ones(len(batch), np.int64)
 
     def tiles(inner: Ints) -> Ints:

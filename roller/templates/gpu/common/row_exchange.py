@@ -1,7 +1,7 @@
 """How the threads that share a row (lanes) combine their accumulators, for both the price and the kernels.
 
 Neighbours in a warp exchange by shuffles; several warps of a row exchange once in the scratchpad. Lanes that are not
-neighbours, or whose number is no power of two or whole warps, leave everything there, and the first lane adds.
+neighbours, or whose number is neither a power of two nor whole warps, leave everything there, and the first lane adds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roller.tile.geometry import Ints
 
 #: Lanes that shuffle with each other in the templates (``emit/nest.py``), independent of the TEU.
 SHUFFLE_LANES = 32
-#: Bytes of the narrowest accumulators that are shuffled.
+#: Size in bytes of the narrowest accumulators that are shuffled.
 _SHUFFLED_BYTES = 4
 
 
@@ -39,12 +39,12 @@ def meeting(lanes: Ints | int, rows: Ints | int, itemsize_bytes: int, *, along: 
 
 
 def moved_elements(size: Ints | int, itemsize_bytes: int) -> Ints:
-    """Return how many of a thread's ``size`` accumulators one scratchpad access moves, ``(N,)``."""
+    """Return the number of a thread's ``size`` accumulators that one scratchpad access moves, ``(N,)``."""
     held = np.asarray(size)
     return np.asarray(np.minimum(held & -held, min(4, VECTOR_BYTES // itemsize_bytes)))
 
 
 def parts_met(way: Ints, lanes: Ints, rows: Ints) -> Ints:
-    """Return how many threads of a block leave their accumulators in the scratchpad, ``(N,)``."""
+    """Return the number of threads in a block that leave their accumulators in the scratchpad, ``(N,)``."""
     each = np.where(way == Meeting.WARPS, lanes // SHUFFLE_LANES, np.where(way == Meeting.SCRATCHPAD, lanes, 0))
     return np.asarray(rows * each)

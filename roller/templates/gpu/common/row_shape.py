@@ -1,7 +1,7 @@
 """Reads, stores and reductions of a row program, and the registers that hold its data.
 
 Which inputs a thread may keep follows from the expression (:func:`roller.tile.rows.kept_loads`); whether it can depends
-on the tile: its register tile must hold all columns of a row, so that the block takes one step.
+on the tile: its register tile must hold all columns of a row, so that the block needs only one step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roller.tile.rows import contiguous_axis, kept_loads, row_stages, rows_fuse
 
 #: Identity of an access: tensor, index and guard.
 AccessKey = tuple[str, tuple[Index, ...], tuple[Bound, ...]]
-#: Most words of unkept operands that the compiler holds at a time (machine code of norms).
+#: Maximum number of words of unkept operands that the compiler holds at a time (from machine code of norms).
 STREAMED_WORDS = 16
 
 
@@ -31,7 +31,7 @@ class Vectors(Enum):
 
     #: Element by element.
     NONE = "none"
-    #: In the widest pieces that every vector is made of.
+    #: In the widest pieces of which every vector consists.
     PIECES = "pieces"
     #: Whole vectors, else element by element.
     WHOLE = "whole"
@@ -39,13 +39,13 @@ class Vectors(Enum):
 
 @dataclass(frozen=True)
 class RowRead:
-    """An input as the stages read it: in ``passes`` of them, once if the tile keeps it (``keepable``)."""
+    """An input as the stages read it: in ``passes`` stages, or once if the tile keeps it (``keepable``)."""
 
     access: Access
     passes: int
     keepable: bool
     wide: bool  # moves along the columns of a row
-    moments: int = 0  # passes of sums that could be taken in another one's pass (Welford's mean and variance)
+    moments: int = 0  # passes of sums that could be computed in another sum's pass (Welford's mean and variance)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RowReduction:
         return meeting(*lane_counts(batch), self.itemsize_bytes, along=self.along)
 
     def tells(self, batch: TileBatch) -> np.ndarray:
-        """Mask of programs in which all lanes need the results; those of a split reduction need none."""
+        """Return the mask of programs in which all lanes need the results; lanes of a split reduction need none."""
         return np.asarray(self.is_read_again & (batch.split_k == 1))
 
 
@@ -72,7 +72,7 @@ class RowShape:
     Parameters
     ----------
     other_bytes
-        Bytes of accesses along columns other than the anchor's.
+        Bytes accessed along columns other than the anchor's columns.
     reductions
         Reductions of the program's kernel.
     neighbours
@@ -92,7 +92,7 @@ class RowShape:
 
     @classmethod
     def of(cls, geometry: Geometry) -> RowShape:
-        """Return the shape of an expression (memoised on it)."""
+        """Return the shape of an expression (memoized on it)."""
         found = geometry.expr._memo.get("row_shape")
         if found is None:
             found = geometry.expr._memo["row_shape"] = _shape(geometry)
@@ -113,14 +113,14 @@ def _shape(geometry: Geometry) -> RowShape:
         known = s.aligned or not s.columns
         for ld in mine if known else ():
             reads[ld] = reads.get(ld, 0) + 1
-            # Registers are filled with loads that move along a row; others are read where they are needed.
+            # Registers are filled with loads that move along a row; other loads are read where they are needed.
             pieces = (fuses or ld in expr.anchor.loads) and not ld.guard and _moves(ld, columns)
             vectors[ld.tensor, ld.index, ld.guard] = Vectors.PIECES if pieces else Vectors.NONE
             sums[ld] = sums.get(ld, 0) + (s.stage.combiner == "sum")
         output = s.stage.output
         if s.stage.name in expr.outputs and known:
             stores.append(access_of(expr, output, s.stage.store, (), every_step=False))
-            own = fuses or s.stage.name == expr.anchor.name  # unfused stages have a mapping of their own
+            own = fuses or s.stage.name == expr.anchor.name  # unfused stages have a separate mapping
             rule = Vectors.PIECES if s.columns else Vectors.WHOLE
             vectors[output.name, s.stage.store, ()] = rule if own else Vectors.NONE
         other += sum(expr.tensors[ld.tensor].nbytes for ld in mine) if not known else 0
@@ -164,7 +164,7 @@ def _reductions(expr: TensorExpr, along: bool) -> tuple[RowReduction, ...]:
 
 
 def keeps(batch: TileBatch) -> np.ndarray:
-    """Mask of programs whose register tiles hold all columns of a row."""
+    """Return the mask of programs whose register tiles hold all columns of a row."""
     fuse = rows_fuse(batch.geometry.expr)
     return np.asarray((batch.steps == 1) & (batch.split_k == 1) & (fuse and not batch.staged))
 
@@ -176,7 +176,7 @@ def passes(batch: TileBatch, read: RowRead) -> Ints:
 
 
 def held_words(batch: TileBatch) -> Ints:
-    """Return the 32-bit registers of results and of elements held at a time, ``(N,)``."""
+    """Return the 32-bit registers for results and for elements held at a time, ``(N,)``."""
     shape = RowShape.of(batch.geometry)
     acc = max(1, DTYPE_BYTES[batch.geometry.expr.anchor.acc_dtype] // 4)
     kept = keeps(batch)
@@ -193,13 +193,13 @@ def held_words(batch: TileBatch) -> Ints:
 
 
 def lane_counts(batch: TileBatch) -> tuple[Ints, Ints]:
-    """Return the threads that share a row, and the threads along rows, per block."""
+    """Return the number of threads that share a row, and of threads along rows, per block."""
     spatial = batch.geometry.spatial
     return product(batch.threads, np.flatnonzero(~spatial)), product(batch.threads, np.flatnonzero(spatial))
 
 
 def teu_lanes(batch: TileBatch, width: int) -> Ints:
-    """Return the lanes of one TEU per axis, ``(N, axes)``: first along the row if they are neighbours."""
+    """Return the number of lanes per TEU and axis, ``(N, axes)``: first along the row if they are neighbours."""
     g = batch.geometry
     reductions = [int(a) for a in np.flatnonzero(~g.spatial)]
     order = (*g.order, *reductions) if RowShape.of(g).neighbours else (*reductions, *g.order)
@@ -236,7 +236,7 @@ def held_bytes(batch: TileBatch) -> Ints:
 
 
 def words_in_flight(batch: TileBatch, most: float) -> Floats:
-    """Return the 4-byte loads a thread issues before it must wait: those of a row or a step, ``(N,)``."""
+    """Return the number of 4-byte loads that a thread issues before it must wait, in a row or a step, ``(N,)``."""
     words = np.zeros(len(batch))
     for r in RowShape.of(batch.geometry).reads:
         if r.wide and r.keepable:

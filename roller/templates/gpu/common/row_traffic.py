@@ -48,7 +48,7 @@ def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool
 
 
 def _bytes_of(accesses: Iterable[Access], tiles: Ints) -> Floats:
-    """Return the bytes of some accesses in tiles, ``(N,)``."""
+    """Return the bytes of the given accesses in tiles, ``(N,)``."""
     total: Floats = np.zeros(len(tiles))
     for a in accesses:
         total = total + a.elements(tiles) * a.tensor.itemsize_bytes

@@ -1,7 +1,7 @@
-"""Widths of a row program's accesses: vectors of its register tile, shifted if rows start anywhere.
+"""Widths of a row program's accesses: vectors of its register tile, shifted if rows may start anywhere.
 
 Shifted positions (:mod:`roller.tile.row_shift`) cost predicates at both edges of a row and an element-wise path there;
-they pay for many elements per thread.
+they pay off if a thread has many elements.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from roller.tile.rows import contiguous_axis
 
 #: Instructions per load and per store: the access and its share of addresses and predicates.
 LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 2.0, 3.0
-#: A guarded bound of an element or vector.
+#: Instructions per guarded bound of an element or vector.
 GUARD_INSTRUCTIONS = 2.0
 #: Chunks that may lie only partly in a row: its first and its last.
 _EDGES = 2
 
 
 def shifts(geometry: Geometry) -> tuple[RowShift, ...]:
-    """Return the shifts that align an expression's rows, widest first; none if rows are aligned (memoised)."""
+    """Return the shifts that align an expression's rows, widest first; none if rows are aligned (memoized)."""
     expr = geometry.expr
     if "row_shifts" not in expr._memo:
         anchor = expr.anchor
@@ -40,7 +40,7 @@ def shifts(geometry: Geometry) -> tuple[RowShift, ...]:
 
 
 def row_vectors(batch: TileBatch) -> Ints:
-    """Return the elements of a thread's vectors along every axis, ``(N, axes)``: up to 16 bytes of a tile."""
+    """Return the elements per vector of a thread along every axis, ``(N, axes)``: up to 16 bytes of a tile."""
     if batch.vectors is not None:
         return batch.vectors
     if "vectors" not in batch._memo:
@@ -58,7 +58,7 @@ def _chosen_vectors(batch: TileBatch) -> Ints:
 
 
 def shifted_elements(batch: TileBatch) -> Ints:
-    """Return the elements of a vector of shifted positions, ``(N,)``; 1: rows are read as they start."""
+    """Return the number of elements in a vector of shifted positions, ``(N,)``; 1 if rows are read as they start."""
     return _shifted(batch)[0]
 
 
@@ -82,7 +82,7 @@ def _shifted(batch: TileBatch) -> tuple[Ints, Floats]:
 
 
 def asked_shifts(batch: TileBatch) -> tuple[RowShift, ...]:
-    """Return the shifts of rows for the widths of the batch's vectors."""
+    """Return the row shifts for the widths of the batch's vectors."""
     if batch.vectors is None:
         return shifts(batch.geometry)
     expr = batch.geometry.expr
@@ -116,13 +116,13 @@ def _fast(geometry: Geometry) -> int:
 
 
 def narrowest_bytes(geometry: Geometry) -> int:
-    """Return the size of the anchor's narrowest loaded elements, or of its stored ones if it loads none."""
+    """Return the size of the anchor's narrowest loaded elements, or of its stored elements if it loads none."""
     tensors = [a.tensor for a in geometry.loads] or [geometry.expr.anchor.output]
     return min(t.itemsize_bytes for t in tensors)
 
 
 def row_access_width(access: Access, batch: TileBatch) -> Ints:
-    """Return the elements per access of a row program's thread, ``(N,)``."""
+    """Return the number of elements per access of a row program's thread, ``(N,)``."""
     width = _follows(access, batch, row_vectors(batch))
     rule = _rule(access, batch)
     for shift in asked_shifts(batch) if rule is Vectors.PIECES else ():
@@ -135,7 +135,7 @@ def _rule(access: Access, batch: TileBatch) -> Vectors:
 
 
 def _follows(access: Access, batch: TileBatch, vectors: Ints) -> Ints:
-    """Return the elements of an access that follows ``vectors``, without a shift, ``(N,)``."""
+    """Return the number of elements in an access that follows ``vectors``, without a shift, ``(N,)``."""
     rule = _rule(access, batch)
     if rule is Vectors.NONE:
         return np.ones(len(batch), np.int64)
@@ -149,14 +149,14 @@ def _shifted_width(access: Access, shift: RowShift) -> int:
 
 
 def _covers(batch: TileBatch, shift: RowShift) -> np.ndarray:
-    """Mask of programs whose steps hold all positions of a row."""
+    """Return the mask of programs whose steps hold all positions of a row."""
     column = batch.geometry.names.index(shift.axis)
     covered = batch.counts[:, column] * batch.block[:, column]
     return np.asarray(shift.fits(int(batch.geometry.extents[column]), covered))
 
 
 def _fits(batch: TileBatch, shift: RowShift) -> np.ndarray:
-    """Mask of programs whose register tile is whole vectors and whose steps hold all positions."""
+    """Return the mask of programs whose register tile is whole vectors and whose steps hold all positions."""
     # An operand that is shifted with the rows but does not move with them would be held once per row of a thread.
     column = batch.geometry.names.index(shift.axis)
     fits = (batch.register[:, column] % shift.width == 0) & _covers(batch, shift)

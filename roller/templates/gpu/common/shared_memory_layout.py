@@ -1,4 +1,4 @@
-"""Layouts of programs in the scratchpad: exact once chosen, expected before."""
+"""Layouts of programs in the scratchpad: exact once chosen, expected before that."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class SharedMemoryLayout:
     Parameters
     ----------
     scratchpad
-        Bytes one block allocates, storage padding included.
+        Bytes that one block allocates, including storage padding.
     conflicts
         Per staged tensor, wavefronts of one TEU's read relative to a conflict-free read.
     spread
-        Per staged tensor, elements a thread reads relative to those of a register tile in one piece.
+        Per staged tensor, elements that a thread reads relative to the elements of a contiguous register tile.
     counted
-        Bytes through L2 over the launch by position in ``reads``, stores last, if rows are counted one by one.
+        Bytes through L2 over the launch, by position in ``reads`` with stores last, if rows are counted one by one.
     padding
         Per staged tensor, elements appended to each row.
     """

@@ -1,4 +1,4 @@
-"""How the threads of a block copy a staged tile: elements at once and rounds, as arrays over programs.
+"""How the threads of a block copy a staged tile: elements copied at once, and rounds, as arrays over programs.
 
 The templates apply the same rules (:mod:`roller.tile.vectors`, :mod:`roller.tile.layout`) to one program.
 """
@@ -46,13 +46,13 @@ class StagedCopy:
 
     @classmethod
     def of(cls, access: Access, batch: TileBatch, axes: tuple[str, ...], padding: Ints | int = 0) -> StagedCopy:
-        """Return the copies of tiles indexed by ``axes`` (empty: boxes of the tensor), rows padded."""
+        """Return the copies of tiles indexed by ``axes`` (empty: boxes of the tensor), with padded rows."""
         extents = tile_extents(access, batch, axes)
         return cls.in_vectors(copy_widths(access, batch, axes, padding), extents, batch.threads_per_block)
 
 
 def copy_widths(access: Access, batch: TileBatch, axes: tuple[str, ...], padding: Ints | int = 0) -> Ints:
-    """Return the elements copied at once of tiles whose rows are padded by ``padding`` elements, ``(N,)``."""
+    """Return the number of elements copied at once for tiles whose rows have ``padding`` extra elements, ``(N,)``."""
     expr = batch.geometry.expr
     if not is_in_memory(expr, access.tensor.name) or not (axes or access.coefficients.shape[0]):
         return np.ones(len(batch), np.int64)
@@ -67,7 +67,7 @@ def copy_widths(access: Access, batch: TileBatch, axes: tuple[str, ...], padding
 
 
 def load_of(access: Access, batch: TileBatch) -> Load:
-    """Return the load of the anchor that an access was made from."""
+    """Return the load of the anchor from which an access was made."""
     anchor = batch.geometry.expr.anchor
     mine = (access.tensor.name, access.index, access.guard)
     return next(x for x in anchor.loads if (x.tensor, x.index, x.guard) == mine)
@@ -86,7 +86,7 @@ def tile_extents(access: Access, batch: TileBatch, axes: tuple[str, ...]) -> Int
     """Return the extents of staged tiles indexed by ``axes``, or of boxes, ``(N, dimensions)``."""
     if axes:
         return batch.block[:, [batch.geometry.names.index(a) for a in axes]]
-    # As large as a whole tile touches: rounds beyond the end of an axis are issued too.
+    # The extents cover a whole tile, because rounds beyond the end of an axis are issued too.
     touched: Ints = 1 + (batch.block - 1) @ np.abs(access.coefficients).T
     return touched
 

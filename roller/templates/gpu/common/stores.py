@@ -23,24 +23,24 @@ class Results:
 
     @classmethod
     def of_part(cls, stage: Stage) -> Results:
-        """Return the results of a part of a split reduction: its sums in the order of the results."""
+        """Return the results of one part of a split reduction: its sums, in the order of the results."""
         order = store_order(stage)
         sums = Tensor(stage.name, tuple(a.extent for a in order), stage.acc_dtype)
         return cls(tuple(axis_index(a.name) for a in order), sums)
 
     @classmethod
     def of_program(cls, expr: TensorExpr, *, split: bool) -> Results:
-        """Return the results of a tiled expression's first kernel: parts, or those of anchor or epilogue."""
+        """Return the results of a tiled expression's first kernel: its parts, or the anchor's or epilogue's results."""
         if split:
             return cls.of_part(expr.anchor)
         return cls.of(expr.epilogue if expr.epilogue is not None and is_alone(expr) else expr.anchor)
 
     def vector(self, axis: str, extent: int, chunk: int) -> int:
-        """Return the elements stored at once of chunks along an axis: whole chunks or single elements."""
+        """Return the number of elements stored at once along an axis: whole chunks or single elements."""
         return chunk if self._fits(axis, extent, chunk) else 1
 
     def widest(self, axis: str, extent: int, most: int) -> int:
-        """Return how many neighbours along an axis, at most ``most``, always form one aligned vector."""
+        """Return the number of neighbours along an axis, at most ``most``, that always form one aligned vector."""
         return next((w for w in (16, 8, 4, 2) if w <= most and self._fits(axis, extent, w)), 1)
 
     def _fits(self, axis: str, extent: int, width: int) -> bool:
@@ -50,10 +50,10 @@ class Results:
 
 
 def store_order(stage: Stage) -> tuple[Axis, ...]:
-    """Return a stage's spatial axes, the one contiguous in its output last (it maps to neighbouring threads)."""
+    """Return a stage's spatial axes, ending with the axis contiguous in its output (for neighbouring threads)."""
     return tuple(stage.axes[n] for n in positions(stage, tuple(a.name for a in stage.axes)))
 
 
 def is_alone(expr: TensorExpr) -> bool:
-    """Whether one kernel computes an expression: one stage, or a reduction with an element-wise epilogue."""
+    """Return whether one kernel computes an expression: one stage, or a reduction with an element-wise epilogue."""
     return len(expr.stages) == 1 or (expr.epilogue is not None and expr.outputs == (expr.epilogue.name,))

@@ -1,4 +1,4 @@
-"""Bytes a block moves through L2 and DRAM, and the bandwidth they meet."""
+"""Bytes that a block moves through L2 and DRAM, and the available bandwidth."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from roller.templates.gpu.common.window_strips import reloaded_share, strip_word
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
-#: One source of traffic: its name, its bytes through L2, and its bytes from and to DRAM.
+#: One source of traffic: its name, its bytes through L2, and its bytes to and from DRAM.
 Moved: TypeAlias = tuple[str, Floats, "Floats | float"]
-#: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
+#: Maximum number of independent loads that a thread of our templates keeps in flight (unrolled copies).
 LOADS_IN_FLIGHT = 8.0
-#: The same of rows and streams, whose threads load all vectors of their tile before the first is used.
+#: The same for rows and streams, whose threads load all vectors of their tile before the first is used.
 ROW_LOADS_IN_FLIGHT = 16.0
 
 
 def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
-    """Return bytes through L2 over the launch by position in ``reads``, stores last, if rows can be counted."""
+    """Return the bytes through L2 over the launch, by position in ``reads``, stores last, if rows can be counted."""
     g, transaction = batch.geometry, spec.layer("l2").transaction_bytes
     once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, whatever the reduction steps
     found = {}
@@ -68,7 +68,7 @@ def moved_bytes(
     counted: Mapping[int, Floats] = MappingProxyType({}),
     told: list[Moved] | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return the bytes through L2, and those from and to DRAM, of :func:`global_traffic`."""
+    """Return the bytes through L2, and to and from DRAM, of :func:`global_traffic`."""
     g, block = batch.geometry, batch.block
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, resident)
@@ -91,8 +91,8 @@ def moved_bytes(
         if batch.traits.slides_windows:
             through = through * reloaded_share(a, batch, spec.layer("shared").capacity_bytes, resident / spec.units)
         l2 = l2 + through
-        # Blocks of a wave find in L2 the data another one has loaded: shared operands, halos, transactions at their
-        # borders. `touched` includes gaps of strided rows.
+        # Blocks of a wave find in L2 the data that another block has loaded: shared operands, halos, transactions at
+        # their borders. `touched` includes gaps of strided rows.
         again = _loaded_bytes(a, wave, g)
         fetched = touched if a.tensor.nbytes <= capacity else np.maximum(touched, again)
         if n in missed:
@@ -113,7 +113,7 @@ def moved_bytes(
 def _known_or(
     counted: Floats | None, batch: TileBatch, spec: DeviceSpec, key: Any, expected: Callable[[], tuple[Floats]]
 ) -> Floats:
-    """Return the counted bytes, and expected bytes for those not counted."""
+    """Return the counted bytes, or the expected bytes where bytes are not counted."""
     if counted is None:
         return batch.of_tiles(spec, key, expected)[0]
     unknown = np.isnan(counted)
@@ -147,7 +147,7 @@ def _stored(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats
 
 
 def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return a lower bound of the bytes through L2 and DRAM, ``(N,)`` each."""
+    """Return a lower bound on the bytes through L2 and DRAM, ``(N,)`` each."""
     g = batch.geometry
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, np.ones(len(batch), np.int64), least=True)
@@ -161,7 +161,7 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
 
 
 def _least_loaded(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
-    """Return the bytes of every read that all tiles of a launch use, ``(N,)`` each."""
+    """Return, for every read, the bytes that all tiles of a launch use, ``(N,)`` each."""
     g = batch.geometry
     return batch.of_tiles(
         spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
@@ -169,15 +169,15 @@ def _least_loaded(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
 
 
 def least_counted(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
-    """Return a lower bound of :func:`counted_traffic`: used bytes instead of whole transactions."""
+    """Return a lower bound on :func:`counted_traffic`: used bytes instead of whole transactions."""
     stored = np.full(len(batch), float(batch.geometry.written.tensor.nbytes))
     return dict(enumerate((*_least_loaded(batch, spec), stored)))
 
 
 def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
     """Return the bytes that waves of blocks load from DRAM, ``(N,)``; blocks of a wave share loads in L2."""
-    # Points of a gathered tile that share an element (a window's) follow each other closely, so that a tensor comes
-    # once for every wave tile along the axes it does not depend on.
+    # Points of a gathered tile that share an element (a window's) follow each other closely, so a tensor is loaded once
+    # for every wave tile along the axes on which it does not depend.
     loaded = access.loaded_elements(wave) * access.tensor.itemsize_bytes
     if not access.gather:
         return loaded
@@ -186,7 +186,7 @@ def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
 
 
 def _partial_bytes(batch: TileBatch) -> Floats:
-    """Return the bytes of partial results of a split reduction, written and read again, ``(N,)``."""
+    """Return the bytes of a split reduction's partial results, which are written and read again, ``(N,)``."""
     g = batch.geometry
     each = g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]  # parts stay in the accumulator's type
     return np.asarray(np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * each)
@@ -201,7 +201,7 @@ def _touched(access: Access, fetch_bytes: int) -> float:
 
 def _wave_tiles(batch: TileBatch, resident: Ints, turned: bool = False) -> Ints:
     """Return the tile that all blocks of one wave cover together."""
-    # Blocks run along the output's contiguous axis first, or along the next one if ``turned``; with ``raster`` along
+    # Blocks run along the output's contiguous axis first, or along the next one if ``turned``; with ``raster``, along
     # that many tiles of the next axis with several tiles before the first one advances.
     left = np.minimum(resident, batch.blocks)
     tiles = batch.block.copy()
@@ -223,7 +223,7 @@ def _wave_tiles(batch: TileBatch, resident: Ints, turned: bool = False) -> Ints:
 
 
 def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints, peak: Floats | float | None = None) -> Floats:
-    """Return DRAM bytes per second that ``warps`` resident warps of the device draw together."""
+    """Return the DRAM bytes per second that ``warps`` resident warps of the device draw together."""
     # ``((warps * per_teu) ** -p + peak ** -p) ** (-1 / p)``: few warps are bound by latency, many by the bus, and
     # queueing rounds the knee (``v100_glbmem_small.csv``).
     layer = spec.layer("global")
@@ -237,8 +237,8 @@ def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints, peak: Floats | float 
 
 def peak_bandwidth(batch: TileBatch, spec: DeviceSpec, launch_bytes: Floats) -> Floats | float:
     """Return DRAM's peak bandwidth for the batch's mix of reads and writes, ``(N,)``."""
-    # Buses turn round between reads and writes. Micro-benchmarks give the bandwidth for no, a third and half of the
-    # bytes written; shares between them are interpolated, and kernels that write more are priced as copies.
+    # Buses turn round between reads and writes. Micro-benchmarks give the bandwidth for writes of none, a third and
+    # half of the bytes; shares between them are interpolated, and kernels that write more are priced as copies.
     layer = spec.layer("global")
     read, triad = layer.read_bandwidth_bytes_per_s, layer.triad_bandwidth_bytes_per_s
     if read is None or triad is None:
@@ -254,9 +254,9 @@ def _row_stores(batch: TileBatch) -> tuple[Access, ...]:
 
 
 def loads_in_flight(batch: TileBatch) -> Floats:
-    """Return the 4-byte loads a thread issues before it must wait."""
-    # The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps. Threads
-    # of padding beyond the tensor load nothing. A pipeline has the loads of ``stages - 1`` steps in flight.
+    """Return the number of 4-byte loads that a thread issues before it must wait."""
+    # The published bandwidth table is for one load per thread; with more loads in flight, fewer warps saturate DRAM.
+    # Threads of padding beyond the tensor load nothing. A pipeline has the loads of ``stages - 1`` steps in flight.
     if batch.traits.spreads_reductions:
         return words_in_flight(batch, ROW_LOADS_IN_FLIGHT)
     if batch.traits.slides_windows and not batch.staged:
@@ -266,7 +266,7 @@ def loads_in_flight(batch: TileBatch) -> Floats:
 
 
 def _words_per_step(batch: TileBatch) -> Floats:
-    """Return the 4-byte loads per thread and reduction step, below one if threads are padding, ``(N,)``."""
+    """Return the number of 4-byte loads per thread and reduction step, below one if threads are padding, ``(N,)``."""
     words = np.zeros(len(batch))
     for a in batch.geometry.reads:
         words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
@@ -289,9 +289,10 @@ def dram_time_s(
     batch: TileBatch, spec: DeviceSpec, wave_bytes: Floats, active: Ints, launch_bytes: Floats,
     told: dict[str, Any] | None = None,
 ) -> Floats:  # fmt: skip
-    """Return DRAM's seconds for ``wave_bytes`` of a wave of ``active`` blocks, ``(2, N)``."""
-    # Few loads draw little bandwidth, as each is waited for. The time is therefore limited to one latency per round of
-    # loads plus the bytes at peak bandwidth: else a launch would take longer the fewer elements it loads.
+    """Return DRAM's seconds for ``wave_bytes`` in a wave of ``active`` blocks, ``(2, N)``."""
+    # Few loads draw little bandwidth, because the thread waits for each of them. The time is therefore limited to one
+    # latency per round of loads plus the bytes at peak bandwidth; otherwise a launch would take longer the fewer
+    # elements it loads.
     layer, peak = spec.layer("global"), peak_bandwidth(batch, spec, launch_bytes)
     warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch) * active
     bandwidth = dram_bandwidth(spec, warps, peak)
@@ -308,5 +309,5 @@ def dram_time_s(
 
 
 def line_bytes(spec: DeviceSpec) -> int:
-    """Return the bytes of a line that one access of a load and store pipe takes."""
+    """Return the bytes per line that one access of a load and store pipe takes."""
     return spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes

@@ -8,7 +8,7 @@ from roller.tile.geometry import Access
 
 
 def is_warm(access: Access, batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Whether an input comes from the shared cache, because an earlier kernel left it there."""
-    # It stays there if all tensors of one call fit together: that much is touched between two uses of it.
+    """Return whether an input comes from the shared cache, because an earlier kernel left it there."""
+    # It stays there if all tensors of one call fit together, because a call touches all of them between two uses.
     tensors = (*batch.geometry.expr.inputs, *batch.geometry.expr.output_tensors)
     return access.tensor.name in batch.warm and sum(t.nbytes for t in tensors) <= spec.layer("l2").capacity_bytes

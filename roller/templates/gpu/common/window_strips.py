@@ -1,4 +1,4 @@
-"""Loads and registers of one thread of a ``window`` program: rows of its walk, outputs in flight, weights."""
+"""Loads and registers of one thread of a ``window`` program: rows of its walk, outputs in flight, and weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.windows import Slide, fragment_of, halo, slide_of
 
-#: Rows in flight of a thread that reads in place: the compiler loads about a row ahead of the one it adds
+#: Rows in flight for a thread that reads in place: the compiler loads about a row ahead of the one it adds
 #: (order of loads and FMAs in machine code, NVRTC 12.9, sm_80, 3x3 and 7x7 windows).
 ROWS_AHEAD = 2.0
 
@@ -30,11 +30,11 @@ class Walk:
     rows
         Input rows of the strip.
     loads, width
-        Load instructions of one row, and elements of each.
+        Load instructions per row, and elements per load.
     row, live, weights
         Elements held of one row, accumulators in flight, and weights kept.
     copy_width, extent
-        Elements of one vector of a staged tile's copy, and of its rows.
+        Elements per vector in the copy of a staged tile, and per row of the tile.
     """
 
     rows: Ints
@@ -72,7 +72,7 @@ def walk(batch: TileBatch) -> Walk:
         g, staged = batch.geometry, bool(batch.staged)
         columns = [g.names.index(a) for a in slide(batch).source.index[-1].axes]
         kinds = np.concatenate([batch.register, batch.block[:, columns]], axis=1) if staged else batch.register
-        codes = np.zeros(len(batch), np.int64)  # one number per row sorts faster than rows do
+        codes = np.zeros(len(batch), np.int64)  # one number per row sorts faster than whole rows
         for column in kinds.T:
             codes = codes * (int(column.max(initial=0)) + 1) + column
         _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
@@ -114,7 +114,7 @@ def _of(batch: TileBatch, tile: dict[str, int], block: dict[str, int], staged: b
 
 
 def strip_copies(access: Access, batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the copy instructions of one operand of a window program, and those of addresses."""
+    """Return the copy instructions for one operand of a window program, and the address instructions."""
     if access.tensor.name not in batch.staged:
         return np.zeros(len(batch)), np.zeros(len(batch))
     extents = tile_extents(access, batch, ())
@@ -123,20 +123,20 @@ def strip_copies(access: Access, batch: TileBatch, spec: DeviceSpec) -> tuple[Fl
 
 
 def strip_hops(batch: TileBatch) -> Floats:
-    """Return how often a thread that reads in place waits for memory: for every row not yet in flight."""
+    """Return how often a thread that reads in place waits for memory: once for every row not yet in flight."""
     return np.asarray(1.0 + walk(batch).rows / ROWS_AHEAD)
 
 
 def strip_words(batch: TileBatch) -> Floats:
-    """Return the 4-byte words that a thread reading in place has in flight: its share of the block's rows."""
+    """Return the number of 4-byte words in flight for a thread that reads in place: its share of the block's rows."""
     access = next(a for a in batch.geometry.loads if a.tensor.name == slide(batch).source.tensor)
     words = batch.block_elements(access) * (access.tensor.itemsize_bytes / 4)
     return np.asarray(np.minimum(ROWS_AHEAD, walk(batch).rows) * words / (batch.threads_per_block * walk(batch).rows))
 
 
 def reloaded_share(access: Access, batch: TileBatch, capacity_bytes: float, resident: Floats) -> Floats:
-    """Return the bytes blocks load of an operand read in place, relative to loading each element once."""
-    # ``capacity_bytes`` of the first-level cache serve ``resident`` blocks; threads reload shared elements of tiles
+    """Return the bytes that blocks load of an operand read in place, relative to loading each element once."""
+    # ``capacity_bytes`` of the first-level cache serve ``resident`` blocks; threads reload the shared elements of tiles
     # that do not fit.
     if batch.staged or access.tensor.name != slide(batch).source.tensor:
         return np.ones(len(batch))

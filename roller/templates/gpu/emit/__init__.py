@@ -1,1 +1,1 @@
-"""Parts of GPU kernels that templates share, and their lowering to CUDA and HIP."""
+"""Parts of GPU kernels that templates share, and the kernels' lowering to CUDA and HIP."""

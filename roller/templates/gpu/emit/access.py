@@ -1,4 +1,4 @@
-"""Properties of memory accesses that decide masking; pure arithmetic, no TVM."""
+"""Properties of memory accesses that determine masking; pure arithmetic without TVM."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def factors(body: Scalar) -> list[Scalar]:
 
 
 def depends(load: Load, axis: str) -> bool:
-    """Whether a load's address or guard moves with ``axis``."""
+    """Return whether a load's address or guard moves with ``axis``."""
     return any(axis in i.axes for i in load.index) or any(axis in b.index.axes for b in load.guard)
 
 
 def padding_is_neutral(stage: Stage, axis: str, padded: Mapping[Load, float], neutral: float) -> bool:
-    """Whether padding of a reduction axis adds nothing even if the body is not masked."""
+    """Return whether padding of a reduction axis adds nothing even if the body is not masked."""
     # A product vanishes only if *every* factor that moves with the axis is zero there: one zero alone would turn an
     # infinity in the other operand into a NaN.
     parts = factors(stage.body)

@@ -1,7 +1,7 @@
-"""Conversions to bfloat16 on devices without it, where TVM rounds float32 by adding to its bits.
+"""Conversions to bfloat16 on devices that lack it, where TVM rounds float32 by adding to its bits.
 
-That turns a NaN whose low bits are all set, as NVIDIA's arithmetic gives it (CUDA C++ Programming Guide,
-"Floating-Point Standard": 0x7fffffff), into zero of the other sign.
+That addition turns a NaN whose low bits are all set, as NVIDIA's arithmetic produces it (CUDA C++ Programming Guide,
+"Floating-Point Standard": 0x7fffffff), into a zero of the opposite sign.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from roller.te.compat import dtype_of, structural_map, tirx
 
-#: Rounds a float32 to a bfloat16 number; NaN becomes the quiet one.
+#: Rounds a float32 to a bfloat16 number; NaN becomes a quiet NaN.
 _ROUNDED = "roller_bfloat16"
 
 
@@ -18,14 +18,14 @@ def keep_nan(body: Any) -> Any:
     """Return a statement whose conversions from float32 to bfloat16 keep NaN and always round."""
 
     # TVM computes in float32 and drops a conversion whose result is converted back or is an operand of bfloat16
-    # arithmetic. A function of ours rounds the number before that, except for stores, where TVM's rounding stays.
+    # arithmetic. Our own function rounds the number before that, except for stores, where TVM's rounding stays.
     def keep(cast: Any) -> Any:
         narrow = cast.value
         if dtype_of(cast) == "float32" and isinstance(narrow, tirx.Cast) and dtype_of(narrow) == "bfloat16":
             return narrow.value
         if dtype_of(cast) != "bfloat16" or dtype_of(cast.value) != "float32":
             return cast
-        # As a function: TVM converts nothing within a let, and writes an operand out for each of its uses.
+        # This is a function because TVM converts nothing within a let, and writes an operand out for each of its uses.
         return tirx.Cast("bfloat16", tirx.call_pure_extern("float32", _ROUNDED, cast.value))
 
     def store(statement: Any) -> Any:

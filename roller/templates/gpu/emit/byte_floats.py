@@ -1,4 +1,4 @@
-"""Floating point of 8 bits on GPUs: device functions on the bits, the same on every architecture.
+"""8-bit floats on GPUs: device functions on the bits, which are the same on every architecture.
 
 Conversion instructions exist from sm_89 on, but they saturate, and their headers differ between toolkits.
 """
@@ -49,5 +49,5 @@ def to_float(byte: Any, row: DType) -> Any:
 
 
 def to_byte(value: Any, row: DType) -> Any:
-    """Round a float32 to the nearest number, ties to even, and return its byte."""
+    """Round a float32 to the nearest 8-bit float, ties to even, and return its byte."""
     return tirx.call_pure_extern("uint8", f"roller_to_{row.name}", value)

@@ -1,4 +1,4 @@
-"""Tensors of one lowering: global buffers, values computed in place, and their element types."""
+"""Tensors of one lowering: global buffers, values computed in place, and element types."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def compute_dtype(dtype: str) -> str:
 
 
 def promote(value: Expr) -> Expr:
-    """Convert a half-precision value to float32, leave any other value unchanged."""
+    """Convert a half-precision value to float32, and leave any other value unchanged."""
     return value.astype("float32") if dtype_of(value) in NARROW_FLOATS else value
 
 
 @dataclass
 class Context:
-    """Buffers of one expression while its kernels are written; other element-wise results are recomputed."""
+    """Buffers of one expression while its kernels are written; unbuffered element-wise results are recomputed."""
 
     expr: TensorExpr
     #: Whether the target copies from global memory to the scratchpad without registers.
@@ -41,9 +41,9 @@ class Context:
     panels: list[Tensor] = field(default_factory=list)
     #: The kernel that fills the panels, if there are any.
     prepare: Stmt | None = None
-    #: Axes along which elements are copied one by one, because only a call knows the length of rows.
+    #: Axes along which elements are copied one by one, because row lengths are known only at the call.
     scalar_axes: frozenset[str] = frozenset()
-    #: Set by a template that places all barriers itself.
+    #: Whether the template places all barriers itself.
     own_barriers: bool = False
 
     def __post_init__(self) -> None:
@@ -52,13 +52,13 @@ class Context:
             self.declare(t)
 
     def prefix(self, word: str) -> str:
-        """Return a prefix, from ``word``, that no tensor's name has: for registers that replace loads in a body."""
+        """Return a prefix, made from ``word``, that no tensor name has, for registers that replace loads in a body."""
         while any(name.startswith(word) for name in self.tensors):
             word += "_"
         return word
 
     def declare(self, tensor: Tensor) -> Buffer:
-        """Give a tensor a global buffer, named like it as far as C allows."""
+        """Give a tensor a global buffer, named like the tensor as far as C allows."""
         taken = {b.name for b in self.buffers.values()}
         name = base = re.sub(r"\W", "_", tensor.name, flags=re.ASCII)
         n = 1
@@ -83,7 +83,7 @@ class Context:
         return self.declare(tensor)
 
     def is_scalar(self, load: Load) -> bool:
-        """Whether the rows that a load reads may have any length, so that vectors of them may be misaligned."""
+        """Return whether the rows that a load reads may have any length, so that vectors of them may be misaligned."""
         return bool(load.index) and not self.scalar_axes.isdisjoint(load.index[-1].axes)
 
     def stage(self, tensor: str) -> Stage | None:
@@ -91,11 +91,11 @@ class Context:
         return next((s for s in self.expr.stages if s.name == tensor), None)
 
     def in_memory(self, tensor: str) -> bool:
-        """Whether a kernel may read the tensor from global memory; element-wise results are recomputed."""
+        """Return whether a kernel may read the tensor from global memory; element-wise results are recomputed."""
         return tensor in self.buffers and is_in_memory(self.expr, tensor)
 
     def readers(self, local: Mapping[str, Reader] | None = None) -> dict[str, Reader]:
-        """Return a reader per tensor; ``local`` overrides those held in registers or scratchpad."""
+        """Return a reader per tensor; ``local`` overrides the readers of tensors held in registers or scratchpad."""
         out: dict[str, Reader] = {}
         for name in self.expr.tensors:
             out[name] = self._reader(name, out)
@@ -127,7 +127,7 @@ def store_inverse(s: Stage, index: tuple[Expr, ...]) -> dict[str, Expr]:
 
 
 def named_loads(body: Scalar, names: Mapping[Load, str]) -> Scalar:
-    """Return ``body`` with the given loads replaced by loads of scalars of the given names."""
+    """Return ``body`` with the given loads replaced by loads of scalars with the given names."""
 
     def swap(node: Scalar) -> Scalar:
         return Load(names[node], ()) if isinstance(node, Load) and node in names else node
@@ -136,13 +136,13 @@ def named_loads(body: Scalar, names: Mapping[Load, str]) -> Scalar:
 
 
 def as_output(value: Expr, s: Stage) -> Expr:
-    """Convert a value to the dtype its stage stores."""
+    """Convert a value to the dtype that its stage stores."""
     return value if dtype_of(value) == s.output.dtype else value.astype(s.output.dtype)
 
 
 def index_conditions(
     index: Index, value: Expr, extents: Mapping[str, int], low: int, high: int, beyond: tuple[int, int] = (0, 0)
 ) -> list[Expr]:
-    """Return the bounds of ``low <= value < high`` not implied by the box of ``extents``, grown by ``beyond``."""
+    """Return the bounds in ``low <= value < high`` that the box of ``extents``, grown by ``beyond``, does not imply."""
     first, last = index.range(extents)
     return ([value >= low] if first - beyond[0] < low else []) + ([value < high] if last + beyond[1] >= high else [])

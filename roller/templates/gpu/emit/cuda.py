@@ -1,4 +1,4 @@
-"""Lower an rProgram to self-contained CUDA C: context, kernels, TVM's lowering passes, launches.
+"""Lower an rProgram to self-contained CUDA C: context, kernels, TVM's lowering passes, and launches.
 
 The source needs no TVM, no device and no CUDA headers (except ``cuda_fp16.h`` for half precision).
 """
@@ -47,7 +47,8 @@ _INFINITY = """\
 #define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
 #endif
 """
-#: TVM keeps eight 32-bit integers in a ulonglong4 (bfloat16 taken apart), and calls a constructor CUDA does not have.
+#: TVM keeps eight 32-bit integers in a ulonglong4 (bfloat16 taken apart), and calls a constructor that CUDA does not
+#: have.
 WIDE_INTEGERS = """\
 static inline __device__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsigned c, unsigned d,
                                                     unsigned e, unsigned f, unsigned g, unsigned h) {
@@ -55,7 +56,7 @@ static inline __device__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsi
   return make_ulonglong4(a | (wide)b << 32, c | (wide)d << 32, e | (wide)f << 32, g | (wide)h << 32);
 }
 """
-#: TVM keeps eight or sixteen bytes in an int2 or int4, and fills them by as many arguments.
+#: TVM keeps eight or sixteen bytes in an int2 or int4, and fills them with as many arguments.
 BYTES = """\
 static inline __device__ int roller_bytes(signed char a, signed char b, signed char c, signed char d) {
   return (int)((a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (d & 255u) << 24);
@@ -82,7 +83,7 @@ EIGHT_INTEGERS = r"\bmake_ulonglong4\((?:[^,;]+, ){7}"
 
 
 def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Generate the kernels of a program for the device it was constructed for."""
+    """Generate the kernels of a program for the device for which it was constructed."""
     copies = spec.execution.async_copy_bytes is not None
     return lower(program, expression, spec.target["arch"], spec.name, async_copies=copies)
 
@@ -103,11 +104,11 @@ class Unlowered:
     Parameters
     ----------
     params
-        Buffers of the arguments in their order, then :attr:`numbers`.
+        Buffers of the arguments in order, then :attr:`numbers`.
     body
         All kernels, one after another.
     arguments, names
-        Arguments, and their names by those of their buffers.
+        Arguments, and their names by their buffers' names.
     entry
         Prefix of the kernels' names.
     prepares
@@ -129,7 +130,7 @@ class Unlowered:
 
 
 def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> Unlowered:
-    """Write the kernels of a program as TensorIR for the device it was constructed for."""
+    """Write the kernels of a program as TensorIR for the device for which it was constructed."""
     copies = spec.execution.async_copy_bytes is not None
     return unlowered(program, spec.target["arch"], async_copies=copies, scalar=scalar)
 
@@ -181,7 +182,7 @@ def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool 
 def lowered(
     code: Unlowered, program: RProgram, expression: TensorExpr, arch: str, device: str
 ) -> KernelArtifact:  # fmt: skip
-    """Lower the kernels of a program by TVM, and describe them as an artifact."""
+    """Lower the kernels of a program with TVM, and describe them as an artifact."""
     launches = _launches(code, arch, program.expr.propagate_nan)
     arch = (program.fragment.arch if program.fragment else "") or arch
     prepare, launches = (launches[0], launches[1:]) if code.prepares else (None, launches)
@@ -201,7 +202,7 @@ def _launches(code: Unlowered, arch: str, propagate_nan: bool) -> tuple[Launch, 
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     module = opaque(tvm.IRModule({entry: func}), propagate_nan=propagate_nan)
     try:
-        # CSE only adds variables that nvcc finds by itself, and makes the source harder to read. Templates allocate
+        # CSE only adds variables that nvcc finds itself, and makes the source harder to read. Templates allocate
         # exactly what they need; compaction would cut off elements reached only through the address of the first one.
         with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}, disabled_pass=left_out):
             pipeline, _, finish = default_pipeline(target)
@@ -244,7 +245,7 @@ def thread_extents(body: Any) -> dict[str, Any]:
 
 
 def _dynamic_shared(host: Any) -> dict[str, int]:
-    """Return the dynamic scratchpad bytes per kernel: the last argument of a launch that uses it."""
+    """Return the dynamic scratchpad bytes per kernel: the last argument of a launch that uses dynamic scratchpad."""
     out: dict[str, int] = {}
 
     def visit(node: Any) -> None:
@@ -260,7 +261,7 @@ def _dynamic_shared(host: Any) -> dict[str, int]:
 
 
 def clean(source: str, arch: str) -> str:
-    """Replace TVM's prelude, which needs CUDA's headers, by typedefs and the functions that the source uses."""
+    """Replace TVM's prelude, which needs CUDA's headers, with typedefs and the functions that the source uses."""
     source = re.sub(r"#ifdef __CUDACC_RTC__.*?#include <cuda\.h>\n#endif\n", _PRELUDE, source, count=1, flags=re.S)
     source = re.sub(
         r"#if \(\(\(__CUDACC_VER_MAJOR__ == 11\).*?TVM_ENABLE_L2_PREFETCH 0\n#endif\n", "", source, flags=re.S

@@ -1,9 +1,9 @@
-"""Device functions for operations that CUDA C has no expression for: asynchronous copies, matrix instructions.
+"""Device functions for operations that CUDA C cannot express: asynchronous copies, matrix instructions.
 
-A template calls them with :func:`call`; :func:`prelude` returns the text of those a source uses, a few instructions of
-inline PTX each, which the emulator knows (:mod:`roller.emulator.ptx`). Element addresses (:func:`address`) hide an
-access from TVM's analyses: a template that uses them places its own barriers (:func:`barrier`), and keeps data that is
-alive at the same time in different buffers.
+A template calls them with :func:`call`; :func:`prelude` returns the text of the functions that a source uses, each a
+few instructions of inline PTX that the emulator knows (:mod:`roller.emulator.ptx`). Element addresses (:func:`address`)
+hide an access from TVM's analyses: a template that uses them places its own barriers (:func:`barrier`), and keeps data
+that is live at the same time in different buffers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def define(name: str, text: str) -> None:
 define("roller_shared_address", """unsigned roller_shared_address(const void* p) {
   return (unsigned)__cvta_generic_to_shared(p);
 }""")  # fmt: skip
-# If the source is not `inside`, zeros are written, and the source is not read: its address may be anything.
-# Copies of 16 bytes bypass the first-level cache and make the second one load whole lines: rows of a tile are often
+# If the source is not `inside`, zeros are written, and the source is not read, so its address may be anything. Copies
+# of 16 bytes bypass the first-level cache and make the second-level cache load whole lines: rows of a tile are often
 # shorter, and a later step uses the rest.
 _COPY = """void roller_copy_async_{bytes}(void* target, const void* source, bool inside) {{
   asm volatile("cp.async.{cache}.shared.global{ahead} [%0], [%1], {bytes}, %2;"
@@ -61,7 +61,7 @@ define("roller_copy_wait", """template <int N> void roller_copy_wait() {
 define("roller_group_sync", """void roller_group_sync() {
   __syncwarp();
 }""")  # fmt: skip
-#: Moves of whole vectors (bytes) between global memory, registers and scratchpad.
+#: Vector sizes (bytes) of moves between global memory, registers and scratchpad.
 _VECTORS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}
 _FETCH = """void roller_fetch_{bytes}(void* registers, const void* source, bool inside) {{
   *({type}*)registers = inside ? *(const {type}*)source : {zero};
@@ -78,7 +78,7 @@ for _text in (*byte_floats.texts(), *matrix_functions.texts()):
 
 
 def prelude(source: str, arch: str) -> str:
-    """Return the functions that a source for an architecture calls, and those that they call."""
+    """Return the functions that a source for an architecture calls, directly or indirectly."""
     wanted = [n for n in FUNCTIONS if re.search(rf"\b{n}\b", source)]
     for name in reversed(FUNCTIONS):
         if name not in wanted and any(re.search(rf"\b{name}\b", FUNCTIONS[n]) for n in wanted):
@@ -100,9 +100,9 @@ def address(of: Buffer, *index: Expr) -> Expr:
 
 def start(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffer]:
     """Return the statement that names an element's address, and a buffer that starts there."""
-    # The address, equal in all accesses of a loop, is then added once. In an index the compiler would mix it with the
-    # constants of every access and keep an address of each in a register. As with `address`, a kernel must have only
-    # one buffer of dynamic scratchpad then.
+    # The address, equal in all accesses of a loop, is then added once. In an index, the compiler would mix it with the
+    # constants of every access and keep an address of each in a register. In that case, as with `address`, a kernel
+    # must have only one buffer of dynamic scratchpad.
     element = dtype_name(of)
     kind = tvm.ir.PointerType(tvm.ir.PrimType(DTYPES[element].bits if element in BYTE_FLOATS else element), "global")
     var = tirx.Var(name, kind)
@@ -112,12 +112,12 @@ def start(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffer]:
 
 
 def copy_async(nbytes: int, target: Expr, source: Expr, inside: list[Expr]) -> Stmt:
-    """Return an asynchronous copy of 16, 8 or 4 aligned bytes to the scratchpad, zeros outside (sm_80 on)."""
+    """Return an asynchronous copy of 16, 8 or 4 aligned bytes to the scratchpad, with zeros outside (from sm_80 on)."""
     return call(f"roller_copy_async_{nbytes}", target, source, _all(inside))
 
 
 def fetch(nbytes: int, registers: Expr, source: Expr, inside: list[Expr]) -> Stmt:
-    """Return the load of one vector of global memory into registers; zeros, without reading, outside."""
+    """Return the load of one vector of global memory into registers, with zeros and no read outside."""
     return call(f"roller_fetch_{nbytes}", registers, source, _all(inside))
 
 
@@ -133,7 +133,7 @@ def _all(conditions: list[Expr]) -> Expr:
 
 
 def copy_commit() -> Stmt:
-    """Return the end of a group of this thread's asynchronous copies."""
+    """Return the statement that ends a group of this thread's asynchronous copies."""
     return call("roller_copy_commit")
 
 
@@ -143,5 +143,5 @@ def copy_wait(groups: int) -> Stmt:
 
 
 def barrier() -> Stmt:
-    """Return a barrier of the block."""
+    """Return a barrier for the block."""
     return tirx.Evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))

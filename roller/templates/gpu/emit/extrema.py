@@ -1,6 +1,6 @@
-"""Device functions of a maximum and a minimum in which NaN wins; CUDA's and HIP's own return the number.
+"""Device functions for a maximum and a minimum in which NaN wins; CUDA's and HIP's own functions return the number.
 
-One instruction on architectures with ``max.NaN`` and ``min.NaN`` of float32 (PTX ISA 7.0, "Floating Point
+They take one instruction on architectures with ``max.NaN`` and ``min.NaN`` for float32 (PTX ISA 7.0, "Floating Point
 Instructions: max"); else two (compare, select) if the first operand is known not to be NaN, and three otherwise.
 """
 
@@ -25,7 +25,7 @@ _KNOWN = """  return b {other} a ? a : b;
 
 
 def texts(arch: str) -> dict[str, str]:
-    """Return the functions of an architecture by name."""
+    """Return the functions for an architecture by name."""
     found = {}
     for node in EXTREMA:
         sign, other = ("><", "<>")[node == "Min"]

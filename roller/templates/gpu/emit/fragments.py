@@ -1,4 +1,4 @@
-"""Registers that hold the elements a thread loads of one tensor, filled in the widest vectors."""
+"""Registers that hold the elements of one tensor that a thread loads, filled by the widest vectors."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class RegisterTile:
     Parameters
     ----------
     maps
-        Axes the load moves with, the vector axis last.
+        Axes with which the load moves, ending with the vector axis.
     vector_axis, width
-        Axis and elements of one access; ``None`` and 1 for single elements.
+        Axis and number of elements of one access; ``None`` and 1 for single elements.
     """
 
     load: Load
@@ -79,7 +79,8 @@ class RegisterTile:
 
         def piece(n: Expr) -> Stmt:
             first = n * self.width
-            # Every vector's place is computed anew: quotients and remainders of an index may change within a chunk.
+            # Every vector's position is computed separately, because quotients and remainders of an index may change
+            # within a chunk.
             where = neighbour(self.load.index, env, axis)
             where = aligned(where, source, self.width) if self.maps[-1].slack else where
             *rows, place = where(first)
@@ -100,7 +101,7 @@ class RegisterTile:
 def fragments(
     ctx: Context, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str, shift: RowShift | None = None
 ) -> list[RegisterTile]:
-    """Return registers for every load over the register tile of ``maps``, by positions if rows have a ``shift``."""
+    """Return registers for every load over the register tile of ``maps``, by position if rows have a ``shift``."""
     found: list[RegisterTile] = []
     prefix = ctx.prefix(prefix)
     for n, ld in enumerate(wanted):
@@ -133,9 +134,9 @@ def neighbour(
 
 
 def aligned(where: Callable[[Expr], list[Expr]], target: Buffer, width: int) -> Callable[[Expr], list[Expr]]:
-    """Return places that are multiples of ``width`` (elements), in a form that TVM can prove."""
-    # The reason for the alignment is remainders of row starts, which TVM's analysis of divisors does not follow; where
-    # it cannot prove alignment, it gathers the elements.
+    """Return positions as multiples of ``width`` (elements), in a form that TVM can prove."""
+    # The alignment follows from remainders of row starts, which TVM's analysis of divisors does not track; where TVM
+    # cannot prove alignment, it gathers the elements.
     steps = pitches([int(n) for n in target.shape])
 
     def place(n: Expr) -> list[Expr]:
@@ -150,7 +151,7 @@ def vector_store(
     width: int | None = None,
 ) -> Stmt:  # fmt: skip
     """Return the store of ``count`` values in vectors of ``width`` along the target's last dimension."""
-    wide = width or count  # values beyond a vector need not be neighbours in memory
+    wide = width or count  # values in different vectors need not be neighbours in memory
     out = buffer("out", (wide,), dtype_name(target), "local")
 
     def piece(n: Expr) -> Stmt:

@@ -1,9 +1,9 @@
 """One kernel for the sizes of many calls: numbers that differ between sizes become arguments.
 
-A template writes kernels for given numbers. For several shapes with the same tiles the texts differ only in numbers
-(:mod:`roller.templates.emit.written`); those that differ become ``int`` arguments of the kernels: their least general
-generalisation. The arguments of a call are read from the program's own code for its sizes, so that the kernel then is
-that code, number for number.
+A template writes kernels for given numbers. For several shapes with the same tiles, the texts differ only in numbers
+(:mod:`roller.templates.emit.written`); the differing numbers become ``int`` arguments of the kernels, which gives their
+least general generalization. The arguments of a call are read from the program's own code for its sizes, so that the
+kernel then equals that code, number for number.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from roller.te.compat import tirx
 from roller.templates.emit.written import Written, numbers_of, rewritten, written_of
 from roller.templates.gpu.emit.cuda import Unlowered, thread_extents
 
-#: Upper limit of a passed number (exclusive).
+#: Upper limit (exclusive) on a passed number.
 _LIMIT = 1 << 31
-#: Most numbers passed to a kernel: 2 KiB of 4 bytes each. With 8 bytes for every array they are within
+#: Maximum number of numbers passed to a kernel: 2 KiB at 4 bytes each. With 8 bytes for every array, they stay within
 #: the 4096 bytes that parameters of a kernel may take (CUDA before 12.1, and GPUs before Volta; 32,764 bytes since:
 #: CUDA C++ Programming Guide, "Function Parameters").
 _MOST = 512
-#: Largest unit of a passed number that TVM needs to see: elements of the widest vector, and more.
+#: Largest unit of a passed number that TVM needs to see: at least the elements of the widest vector.
 _UNIT = 64
-#: Divisions that round down, and truncating ones: equal for non-negative numbers, and one instruction shorter.
+#: Divisions that round down, and truncating divisions, which are equal for non-negative numbers and one instruction
+#: shorter.
 _ROUNDED = {"prim.FloorDiv": "prim.Div", "prim.FloorMod": "prim.Mod"}
 #: Operations on non-negative numbers whose result is non-negative.
 _KEEP_SIGN = ("prim.Add", "prim.Mul", "prim.FloorDiv", "prim.FloorMod", "prim.Min", "prim.Max", "prim.Div", "prim.Mod")
@@ -44,7 +45,7 @@ class OwnCode:
 
     @cached_property
     def text(self) -> Written:
-        """The code as data, its numbers apart."""
+        """The code as data, with its numbers stored separately."""
         return written_of([*self.code.params, self.code.body], kept=True)
 
     @cached_property
@@ -93,7 +94,7 @@ class Numbers:
 
     @classmethod
     def of(cls, several: Sequence[OwnCode]) -> Numbers:
-        """Return the split for codes of equal text: numbers that differ are passed, equal columns once."""
+        """Return the split for codes of equal text: differing numbers are passed, and equal columns only once."""
         text = several[0].text
         columns, blocks = numbers_of([c.text for c in several]), _blocks(text.nodes)
         found: dict[tuple[bool, tuple[int, ...]], int] = {}
@@ -111,7 +112,7 @@ class Numbers:
         )  # fmt: skip
 
     def read(self, numbers: Sequence[int]) -> dict[str, int] | None:
-        """Return the arguments for a code with these numbers; ``None`` if another kernel computes it."""
+        """Return the arguments for code with these numbers, or ``None`` if another kernel computes it."""
         values: dict[int, int] = {}
         for number, constant, at in zip(numbers, self.constants, self.passed, strict=True):
             if at < 0:
@@ -123,7 +124,7 @@ class Numbers:
 
 
 def _blocks(nodes: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Return the positions of block counts, which a launch has."""
+    """Return the positions of block counts, which the launch contains."""
     data: list[Any] = [n["data"] for n in nodes if n["type"] == "tirx.IterVar"]
     doms: list[Any] = [nodes[d["dom"]]["data"] for d in data]
     return {d["extent"] for d in doms}
@@ -158,7 +159,7 @@ def generalised(several: Sequence[OwnCode]) -> tuple[Unlowered, Numbers]:
 
 def _counted(text: Written, passed: Sequence[int]) -> tuple[dict[str, Any], ...]:
     """Return a text's nodes with truncating divisions where a non-negative number is divided by an argument."""
-    # TVM knows the sign of a constant, but not that of an argument, for which it would write both cases.
+    # TVM knows the sign of a constant but not of an argument, for which it would write both cases.
     numbers = {at: (n, p) for (at, n), p in zip(text.numbers, passed, strict=True)}
     counters = _counters(text.nodes, numbers)
     positive: dict[int, bool] = {}
@@ -181,7 +182,7 @@ def _counted(text: Written, passed: Sequence[int]) -> tuple[dict[str, Any], ...]
 
 
 def _counters(nodes: Sequence[Mapping[str, Any]], numbers: Mapping[int, tuple[int, int]]) -> set[int]:
-    """Return the variables that count from 0: of loops, blocks and threads."""
+    """Return the variables of loops, blocks and threads, which count from 0."""
     found = set()
     for node in nodes:
         data: Any = node.get("data")

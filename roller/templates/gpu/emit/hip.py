@@ -1,19 +1,20 @@
-"""Lower an rProgram to HIP C++: the CUDA templates, their text adapted by a table of rewrites.
+"""Lower an rProgram to HIP C++: the CUDA templates, with their text adapted by a table of rewrites.
 
-TVM prints the kernels; everything before the first kernel is replaced by a prelude of the HIP headers the text needs.
+TVM prints the kernels; everything before the first kernel is replaced by a prelude with the HIP headers that the text
+needs.
 
 Notes
 -----
 **Wavefronts of 64.** The templates reduce over *warps of 32*: shuffles within groups of 32 lanes, scratchpad and a
-barrier between groups. This stays right on a wavefront of 64, because
+barrier between groups. This remains correct on a wavefront of 64, because
 
 - the lane number of HIP is the thread's linear index modulo 64, so that lane ``l`` of a wavefront is lane
   ``l % 32`` of the intended warp, and a warp never straddles two wavefronts;
-- ``__shfl_xor(v, d, 32)`` reads lane ``l ^ d`` with ``d < 32``: a lane of the reader's own half;
+- ``__shfl_xor(v, d, 32)`` reads lane ``l ^ d`` with ``d < 32``: a lane in the reader's own half;
 - the two halves of a wavefront may take different branches: a shuffle reads lanes of its own half only,
   which execute it together, as the lanes of a warp do.
 
-Hence every shuffle must state the width 32; :func:`adapt` refuses any other. The mask argument is dropped:
+Every shuffle must therefore state the width 32; :func:`adapt` refuses any other. The mask argument is dropped:
 lanes of a wavefront run in lock step.
 """
 
@@ -33,7 +34,8 @@ from roller.tile import RProgram
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
 
-#: CUDA architecture the templates print for: vectors and shuffles, neither matrix units nor asynchronous copies.
+#: CUDA architecture for which the templates print: vectors and shuffles, but neither matrix units nor asynchronous
+#: copies.
 _TEMPLATE_ARCH = "sm_70"
 
 _KERNEL = 'extern "C" __global__'
@@ -51,7 +53,7 @@ _REWRITES: tuple[tuple[str, str], ...] = (
     (r"\bCUDART_NAN\b", '__builtin_nan("")'),
 )
 
-#: Names that exist only on NVIDIA devices; one in adapted text means that a template exceeded its architecture.
+#: Names that exist only on NVIDIA devices; such a name in adapted text means that a template exceeded its architecture.
 _FOREIGN = re.compile(r"\b(?:asm|nvcuda|wmma|__activemask|__\w+_sync|__syncwarp|__dp4a|CUDART_\w+|__nv_\w+|nv_\w+)\b")
 
 _TYPES = """\
@@ -76,7 +78,7 @@ static inline __device__ unsigned int __pack_half2(half x, half y) {
 }
 """
 
-#: Device functions without instructions of their own.
+#: Device functions that add no instructions.
 _FUNCTIONS = ("roller_start", "roller_quiet", "roller_bfloat16",
               *(f"roller_{way}_{n}" for n in BYTE_FLOATS for way in ("from", "to")))  # fmt: skip
 
@@ -95,7 +97,7 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
 
 
 def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Generate the kernels of a program for the device it was constructed for."""
+    """Generate the kernels of a program for the device for which it was constructed."""
     return lower(program, expression, spec.target["arch"], spec.name)
 
 
@@ -109,7 +111,7 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
 
 
 def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> cuda.Unlowered:
-    """Write the kernels of a program for the device it was constructed for, as TensorIR."""
+    """Write the kernels of a program as TensorIR for the device for which it was constructed."""
     del spec  # the text of all of them
     return cuda.unlowered(program, _TEMPLATE_ARCH, async_copies=False, scalar=scalar)
 

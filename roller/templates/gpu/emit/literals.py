@@ -1,8 +1,8 @@
 """Floating-point literals that survive printing.
 
-TVM prints a float64 of a CUDA kernel with 15 decimals and no exponent: 1/77 loses three digits, 1e-20 becomes zero.
-Such literals become calls on their bits after all other passes, and then hexadecimal literals in the source. Infinities
-and NaN of bfloat16, which TVM prints as ``inff`` and ``nanf``, are converted from float32.
+TVM prints a float64 in a CUDA kernel with 15 decimals and no exponent: 1/77 loses three digits, and 1e-20 becomes zero.
+Such literals become calls with their bits after all other passes, and then hexadecimal literals in the source.
+Infinities and NaN of bfloat16, which TVM prints as ``inff`` and ``nanf``, are converted from float32.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ class AxisMap:
         Contiguous elements of a chunk of a thread's registers. Chunks are ``vector`` apart, or ``threads * vector``
         apart if ``interleaved``.
     slack
-        Positions, at most, that are no elements (:mod:`roller.templates.gpu.rows.emit_shifted`).
+        Maximum number of positions that are not elements (:mod:`roller.templates.gpu.rows.emit_shifted`).
     differs
-        Whether the extent is that of one call, and the code is for all.
+        Whether the extent belongs to one call, while the code serves all calls.
     """
 
     name: str
@@ -39,12 +39,12 @@ class AxisMap:
 
     @property
     def certain(self) -> int:
-        """Positions that are elements, apart from those the first chunk may lack."""
+        """Number of positions that are certainly elements, apart from those that the first chunk may lack."""
         return self.extent - self.slack
 
     @property
     def tile(self) -> int:
-        """Elements of a block tile."""
+        """Elements per block tile."""
         return self.threads * self.registers
 
     @property
@@ -70,7 +70,7 @@ class AxisMap:
 
 
 def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) -> AxisMap:
-    """Return the map a program gives an axis of its anchor; ``interleaved`` overrides the program's choice."""
+    """Return the map that a program gives an axis of its anchor; ``interleaved`` overrides the program's choice."""
     register, block = program.tile("register")[axis.name], program.block_tile[axis.name]
     wanted = program.vector_elements if axis.name == program.vector_axis else 1
     vector = wanted if register % wanted == 0 else 1
@@ -119,7 +119,7 @@ class Registers:
 
 
 def register_points(maps: Sequence[AxisMap], body: Callable[[Registers], Stmt], *, vector: str | None = None) -> Stmt:
-    """Return unrolled loops over the register tile, not into chunks of axis ``vector`` (``"*"``: any axis)."""
+    """Return unrolled loops over the register tile, but not into chunks of axis ``vector`` (``"*"``: any axis)."""
 
     def chunk(env: dict[str, Expr]) -> Stmt:
         inner = [(m.name, m.vector) for m in maps if m.vector > 1 and vector not in (m.name, "*")]
@@ -145,7 +145,7 @@ def register_index(maps: Sequence[AxisMap], at: Registers) -> Expr:
 
 
 def register_count(maps: Sequence[AxisMap]) -> int:
-    """Return the elements of the register tile over ``maps``."""
+    """Return the number of elements in the register tile over ``maps``."""
     n = 1
     for m in maps:
         n *= m.registers
@@ -153,5 +153,5 @@ def register_count(maps: Sequence[AxisMap]) -> int:
 
 
 def vector_loop(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """Return a vectorised loop over one chunk."""
+    """Return a vectorized loop over one chunk."""
     return loop("v", width, body, vector=True)

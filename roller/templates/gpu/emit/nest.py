@@ -1,7 +1,7 @@
-"""Loop nests in TensorIR: the statements that GPU templates are made of.
+"""Loop nests in TensorIR: the statements of which GPU templates are made.
 
 Templates write the final nest themselves (an rProgram already fixes every split, binding and buffer); TVM still
-simplifies, vectorises, inserts barriers and prints CUDA.
+simplifies, vectorizes, inserts barriers and prints CUDA.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ Stmt: TypeAlias = Any
 Expr: TypeAlias = Any
 Buffer: TypeAlias = Any
 
-#: Most body instances of one unrolled nest; with more (512, 1024), nvcc prefetches until it spills.
+#: Maximum number of body instances in one unrolled nest; with more (512, 1024), nvcc prefetches until it spills.
 UNROLL_BUDGET = 256
-#: Threads that shuffle with each other. Also on devices whose TEUs are wider: see :mod:`roller.templates.gpu.emit.hip`.
+#: Number of threads that shuffle with each other, even on devices whose TEUs are wider; see
+#: :mod:`roller.templates.gpu.emit.hip`.
 WARP = 32
 
 
 class Many(int):
-    """A count that differs from call to call; code treats it as more than one even if it is one here."""
+    """A count that differs from call to call; code treats it as more than one even if it is one in this call."""
 
     @classmethod
     def of(cls, value: int, differs: bool) -> int:
-        """Return a count, marked if it differs."""
+        """Return a count, marked if it differs between calls."""
         return cls(value) if differs else value
 
 
 def is_one(count: int) -> bool:
-    """Whether a count is one in all calls."""
+    """Return whether a count is one in all calls."""
     return count == 1 and not isinstance(count, Many)
 
 
 def is_certain(count: Any) -> bool:
-    """Whether a count is a number that is the same in all calls."""
+    """Return whether a count is a number that is the same in all calls."""
     return isinstance(count, int) and not isinstance(count, Many)
 
 
@@ -49,7 +50,7 @@ def num(value: int) -> Expr:
 def loop(name: str, extent: Any, body: Callable[[Expr], Stmt], *, unroll: bool = False, vector: bool = False) -> Stmt:
     """Return ``for name in range(extent): body(name)``; an extent of 1 makes no loop."""
     # ``unroll`` leaves a ``#pragma unroll`` in the source, ``vector`` turns the body into vector accesses; any other
-    # loop stays rolled, as nvcc would unroll it and keep loads ahead in registers that were not counted.
+    # loop stays rolled, because nvcc would otherwise unroll it and keep loads ahead in registers that were not counted.
     if isinstance(extent, int):
         if is_one(extent):
             return body(num(0))
@@ -96,7 +97,7 @@ def guarded(conditions: list[Expr], value: Expr, otherwise: Expr) -> Expr:
 
 
 def buffer(name: str, shape: Sequence[int], dtype: str, scope: str = "global") -> Buffer:
-    """Declare a buffer; thread-private (``local``) and block-shared (``shared``) ones need :func:`with_buffers`."""
+    """Declare a buffer; thread-private (``local``) and block-shared (``shared``) buffers need :func:`with_buffers`."""
     return tirx.decl_buffer(tuple(shape) or (1,), dtype, name=name, scope=scope)
 
 
@@ -145,7 +146,7 @@ def thread_axis(tag: str, extent: int) -> Any:
 
 
 def kernel(axes: Sequence[Any], body: Stmt) -> Stmt:
-    """Return one kernel: ``body`` under its thread axes, small loops unrolled by the device compiler."""
+    """Return one kernel: ``body`` under its thread axes; the device compiler unrolls small loops."""
     # explicit = 0 keeps the loop with a pragma instead of unrolling the text, which lowers ten times faster.
     body = tirx.AttrStmt(num(0), "pragma_unroll_explicit", num(0), body)
     for iv in reversed(axes):
@@ -154,7 +155,7 @@ def kernel(axes: Sequence[Any], body: Stmt) -> Stmt:
 
 
 def shuffle_xor(value: Expr, distance: int) -> Expr:
-    """Return ``value`` of the lane whose number differs in the bit ``distance``; all lanes must take part."""
+    """Return ``value`` from the lane whose number differs in the bit ``distance``; all lanes must take part."""
     mask = tirx.const(0xFFFFFFFF, "uint32")
     return tirx.call_intrin(
         dtype_of(value), "tirx.tvm_warp_shuffle_xor", mask, value, num(distance), num(WARP), num(WARP)
@@ -162,5 +163,5 @@ def shuffle_xor(value: Expr, distance: int) -> Expr:
 
 
 def barrier() -> Stmt:
-    """Return the barrier of a block."""
+    """Return a barrier for the block."""
     return tirx.Evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))

@@ -8,7 +8,7 @@ from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Stage, Tensor
 from roller.tile import RProgram
 
-#: Threads along an axis without a tile in the program; see :mod:`roller.templates.gpu.emit.plan`.
+#: Number of threads along an axis without a tile in the program; see :mod:`roller.templates.gpu.emit.plan`.
 _DEFAULT_TILE = 256
 
 
@@ -22,7 +22,8 @@ def check_tensors(kind: str, tensors: Iterable[Tensor]) -> None:
 def check_offsets(program: RProgram) -> None:
     """Refuse a program whose tensors, axes or indices reach beyond 32 bits."""
     # Threads beyond the end of an axis compare their position with its extent, and index the anchor's loads there:
-    # extents count as padded to whole block tiles. A position that wraps would be negative, and so within the extent.
+    # extents count as padded to whole block tiles. A position that wraps around would be negative and would therefore
+    # appear to be within the extent.
     check_tensors("tensor", program.expr.tensors.values())
     anchor = program.expr.anchor
     for stage in program.expr.stages:
@@ -38,7 +39,7 @@ def check_offsets(program: RProgram) -> None:
 
 
 def _padded(stage: Stage, program: RProgram) -> dict[str, int]:
-    """Return a stage's extents as its blocks cover them; parts of a split reduction cover whole steps each."""
+    """Return a stage's extents as its blocks cover them; each part of a split reduction covers whole steps."""
     out = {}
     for a in stage.axes:
         tile = program.block_tile.get(a.name, _DEFAULT_TILE)

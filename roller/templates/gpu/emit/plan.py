@@ -1,7 +1,7 @@
 """Choose the template of every stage, in the order the kernels run.
 
-One kernel is the rule: a tiled reduction with its epilogue, all stages of a row expression, one element-wise output.
-Other expressions run stage by stage, with reduction results in workspaces.
+Usually there is one kernel: a tiled reduction with its epilogue, all stages of a row expression, or one element-wise
+output. Other expressions run stage by stage, with reduction results in workspaces.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
 
 
 def _stage_by_stage(ctx: Context, program: RProgram, template: Template) -> list[Stmt]:
-    """Return one or two kernels per stage; only the anchor runs by the program, others by default mappings."""
+    """Return one or two kernels per stage; only the anchor follows the program, others follow default mappings."""
     expr, out = ctx.expr, list[Stmt]()
     # A pipeline places its own barriers; another reduction relies on TVM's.
     single = sum(s.combiner is not None for s in expr.stages) == 1

@@ -1,4 +1,4 @@
-"""Kernels of a reduction: one, or two if it is split over blocks."""
+"""Kernels for a reduction: one, or two if the reduction is split over blocks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from roller.templates.gpu.rows.emit import Rows
 from roller.tile import RProgram
 from roller.tile.partials import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes, parts_loaded
 
-#: Threads of a block of the second kernel with a thread per result.
+#: Threads per block of the second kernel if there is a thread per result.
 _THREADS = 256
 
 
 class SteppedKernel(Protocol):
-    """A kernel that takes its reduction in steps, and may compute one part of it."""
+    """A kernel that processes its reduction in steps, and may compute only one part of it."""
 
     part: Expr
 
@@ -51,7 +51,7 @@ class SteppedKernel(Protocol):
 def stepped_kernels(
     ctx: Context, program: RProgram, stages: Sequence[Stage], template: type[SteppedKernel]
 ) -> list[Stmt] | None:
-    """Return the kernels of a single reduction or a whole expression; ``None`` if it needs further kernels."""
+    """Return the kernels for a single reduction or a whole expression, or ``None`` if it needs further kernels."""
     if len(stages) == 1:
         return tiled_kernels(ctx, stages[0], None, program, template)
     if not is_alone(ctx.expr):
@@ -116,7 +116,7 @@ def _combine_parts(
 
 
 def shared_sum(ctx: Context, s: Stage, partial: Tensor, order: Sequence[Axis]) -> Rows:
-    """Return the template of a kernel in which several threads share the parts of every result."""
+    """Return the template for a kernel in which several threads share the parts of every result."""
     part = Axis(fresh_axis("part", {a.name for a in s.axes}), partial.shape[0], REDUCTION)
     load_part = Load(partial.name, (axis_index(part.name), *(axis_index(a.name) for a in order)))
     total = replace(s, axes=(*s.spatial_axes, part), body=load_part)

@@ -1,4 +1,4 @@
-"""Copies of input tiles in the scratchpad: their shape, how threads fill them and where elements lie.
+"""Copies of input tiles in the scratchpad: their shape, how threads fill them, and where elements lie.
 
 A tile is a *box* of the tensor or (implicit GEMM, strided loads without windows) indexed by *axes*: the im2col tile,
 gathered on the fly (:mod:`roller.tile.layout`). Elements outside the tensor or beyond a padded axis hold a fixed value,
@@ -39,14 +39,14 @@ from roller.tile.layout import TileLayout, copy_rounds, tile_layout
 from roller.tile.scratchpad import STATIC_SHARED_BYTES, whole_vectors
 from roller.tile.vectors import copy_width
 
-#: Most elements of one thread in flight to the scratchpad: an unrolled copy holds them, and their
-#: addresses, in registers besides the accumulators.
+#: Maximum number of a thread's elements in flight to the scratchpad: an unrolled copy holds them and their addresses in
+#: registers in addition to the accumulators.
 _IN_FLIGHT = 16
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Extents of a stage's axes: real, and of one tile (elements); those of ``open_axes`` differ between calls."""
+    """Extents of a stage's axes (elements): real, and per tile; the extents of ``open_axes`` differ between calls."""
 
     real: Mapping[str, int]
     tile: Mapping[str, int]
@@ -54,7 +54,7 @@ class Domain:
 
     @classmethod
     def of(cls, stage: Stage, program: RProgram) -> Domain:
-        """Return the domain of the stage a program is for."""
+        """Return the domain of the stage for which a program is made."""
         return cls(stage.extents, program.block_tile, program.open_axes)
 
     @property
@@ -63,15 +63,15 @@ class Domain:
         return {a: (-(-n // self.tile[a]) + (a in self.open_axes)) * self.tile[a] for a, n in self.real.items()}
 
     def steps(self, axis: str) -> int:
-        """Return the tiles of an axis."""
+        """Return the number of tiles along an axis."""
         return Many.of(-(-self.real[axis] // self.tile[axis]), axis in self.open_axes)
 
     def all_steps(self, axes: Sequence[Axis]) -> int:
-        """Return the tiles of several axes together."""
+        """Return the number of tiles along several axes together."""
         return Many.of(math.prod(self.steps(a.name) for a in axes), any(a.name in self.open_axes for a in axes))
 
     def beyond(self, axis: str) -> bool:
-        """Whether tiles reach past the end of an axis."""
+        """Return whether tiles reach past the end of an axis."""
         return axis in self.open_axes or self.real[axis] % self.tile[axis] != 0
 
 
@@ -125,7 +125,7 @@ class StagedTile:
         return sum(i.const * p for i, p in zip(self.layout.dims, self.pitch, strict=True))
 
     def masked(self, axis: str, domain: Domain) -> bool:
-        """Whether every element beyond the end of ``axis`` holds ``fill``."""
+        """Return whether every element beyond the end of ``axis`` holds ``fill``."""
         if self.by_axes:
             return axis in self.layout.axes
         for d, i in enumerate(self.load.index):
@@ -136,7 +136,7 @@ class StagedTile:
 
 
 def fill_value(ld: Load, stage: Stage) -> float:
-    """Return the value outside the tensor: the guard's own, else the neutral one for the stage's body."""
+    """Return the value outside the tensor: the guard's own value, else the neutral value for the stage's body."""
     if ld.guard:
         return ld.outside
     body = stage.body
@@ -153,7 +153,7 @@ def stage_tile(
     layout = tile_layout(stage, ld, tensor, domain.tile)
     elements = math.prod(layout.extents[:-1]) * (layout.extents[-1] + padding)
     dtype = tensor.dtype if ctx.in_memory(ld.tensor) else compute_dtype(tensor.dtype)
-    if slots > 1:  # every slot starts where vectors may
+    if slots > 1:  # every slot starts where vectors may start
         elements = whole_vectors(elements, DTYPE_BYTES[dtype])
     target = buffer(name, (slots * elements,), dtype, "shared")
     return StagedTile(ld, tensor, layout, padding, fill_value(ld, stage), target, elements)
@@ -163,8 +163,8 @@ def placed(tiles: Mapping[Load, StagedTile]) -> dict[Load, StagedTile]:
     """Return the tiles in static scratchpad, or all in dynamic scratchpad if they do not fit there."""
     if sum(int(t.target.shape[0]) * DTYPE_BYTES[dtype_name(t.target)] for t in tiles.values()) <= STATIC_SHARED_BYTES:
         return dict(tiles)
-    # Tiles of one dtype share a buffer: TVM gives separate buffers the same memory if it sees no access to both, and
-    # named addresses hide accesses.
+    # Tiles of one dtype share a buffer: TVM gives separate buffers the same memory if it does not see accesses to both,
+    # and named addresses hide accesses.
     kinds = {dtype_name(t.target) for t in tiles.values()}
     if len(kinds) > 1:
         return {
@@ -179,7 +179,7 @@ def placed(tiles: Mapping[Load, StagedTile]) -> dict[Load, StagedTile]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Copy of ``width`` elements by one thread in round ``number``: tensor ``index`` to ``offset`` of a slot."""
+    """Copy of ``width`` elements by one thread in round ``number``, from tensor ``index`` to ``offset`` of a slot."""
 
     number: Expr
     conditions: list[Expr]
@@ -195,9 +195,9 @@ class Rounds:
     Parameters
     ----------
     counts, lead
-        Vectors per dimension of the tile, and leading dimensions that the rounds step over.
+        Vectors per dimension of the tile, and number of leading dimensions that the rounds step over.
     count
-        Number of rounds; values that depend only on the thread are equal in all of them.
+        Number of rounds; values that depend only on the thread are equal in all rounds.
     """
 
     tile: StagedTile
@@ -233,7 +233,7 @@ class Rounds:
     def statement(
         self, domain: Domain, base: Mapping[str, Expr], thread: Expr, each: Callable[[Chunk], Stmt], *, whole: bool
     ) -> Stmt:
-        """Return ``each`` of a thread's chunks, unrolled at once (``whole``) or in groups that fit registers."""
+        """Return ``each`` of a thread's chunks, unrolled all at once (``whole``) or in groups that fit in registers."""
         groups = 1 if whole else -(-self.count // max(1, _IN_FLIGHT // self.width))
         unrolled = -(-self.count // groups)
         used = self.together * self.columns
@@ -278,7 +278,7 @@ def _source(
         value = emit_index(Index(i.terms, i.const - local.const), base) + c
         guards = [b for b in t.load.guard if b.index == i]
         low, high = max([0, *(b.low for b in guards)]), min([t.tensor.shape[d], *(b.high for b in guards)])
-        # Rows may start before and end after the needed elements, at boundaries of vectors.
+        # Rows may start before and end after the needed elements, at vector boundaries.
         first, last = local.range(domain.tile)
         conditions += index_conditions(i, value, domain.padded, low, high, (first, t.layout.extents[d] - 1 - last))
         index.append(value)
@@ -303,7 +303,7 @@ def transfer(
     if chunk.width == 1:
         return store(to, element(ctx, t, chunk), offset)
     source, index = ctx.buffers[t.load.tensor], chunk.index
-    # However the tile is indexed, the last dimension moves with the vector: a chunk is one run.
+    # However the tile is indexed, the last dimension moves with the vector, so a chunk is one run.
     copy = _vector(chunk, lambda v: store(to, load(source, *index[:-1], index[-1] + v), offset + v))
     if not chunk.conditions:
         return copy
@@ -320,7 +320,7 @@ def _vector(chunk: Chunk, body: Callable[[Expr], Stmt]) -> Stmt:
 
 
 def _copy_width(ctx: Context, t: StagedTile, domain: Domain) -> int:
-    """Return the elements of a tile that are copied at once."""
+    """Return the number of elements of a tile that are copied at once."""
     if not ctx.in_memory(t.load.tensor) or ctx.is_scalar(t.load):
         return 1
     last = t.layout.dims[-1]

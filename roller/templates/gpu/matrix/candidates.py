@@ -1,4 +1,4 @@
-"""Candidate programs for a matrix unit: aligned with its fragments, grown by data reuse, pipelined by price.
+"""Candidate programs for a matrix unit: aligned with its fragments, grown by data reuse, and pipelined by price.
 
 The anchor must sum products of two tensors in a fragment's operand dtype, with the fragment's accumulator: matrix
 products of all layouts, batched or not, and convolutions as implicit GEMM.
@@ -33,29 +33,30 @@ from roller.tile.steps import break_share
 from roller.tile.structures import structure_of
 from roller.tile.warp_groups import CHUNK_BYTES
 
-#: Fragments along m and n of one group's tile.
+#: Numbers of fragments along m and n in one group's tile.
 _ACROSS = (1, 2, 3, 4, 6, 8)
-#: Fragments that tiles of a group may take, relative to those of the axis.
+#: Fragments that a group's tiles may take, relative to the fragments of the axis.
 _OVERHANG = 1.1
-#: Most groups of threads per block; more would only share loads that the shared cache serves anyway.
+#: Maximum number of thread groups per block; more would only share loads that the shared cache serves anyway.
 _GROUPS = 16
-#: Fragments along k of one reduction step.
+#: Numbers of fragments along k per reduction step.
 _STEPS = (1, 2, 4, 8)
-#: Copies of staged tiles to consider if copies overlap the arithmetic, and if they go through registers.
+#: Numbers of copies of staged tiles to consider if copying overlaps the arithmetic, and if it goes through registers.
 STAGES, REGISTER_STAGES = (1, 2, 3, 4, 5), (1, 2)
-#: Largest share of neighbours along an axis that are not contiguous in memory, if rows count as running along it.
+#: Maximum share of neighbours along an axis that are not contiguous in memory, if rows count as running along it.
 _BROKEN = 0.5
-#: Largest waste, relative to the best choice of axes, of a choice that is followed.
+#: Maximum waste of a choice of axes to follow, relative to the best choice.
 _WORSE = 1.5
-#: Largest time, relative to the best, of a choice of axes whose programs are varied.
+#: Maximum time of a choice of axes whose programs are varied, relative to the best choice.
 _SLOWER = 1.3
-#: Choices of fragment and axes to follow, programs to price of each, and programs to choose stages and raster for.
+#: Choices of fragment and axes to follow, programs of each to price, and programs for which to choose stages and
+#: raster.
 _FORMS, _PRICED, _VARIED = 3, 96, 12
-#: Fastest numbers of stages that each program is kept with.
+#: Number of the fastest stage counts with which each program is kept.
 _PLACES = 2
 #: Dtypes of operands rounded for multiplication: none.
 _AS_THEY_ARE: Mapping[str, str] = {}
-#: Choices followed of instructions that read scratchpad themselves: they differ only in n.
+#: Choices to follow for instructions that read scratchpad themselves: they differ only in n.
 _GROUP_FORMS = 2
 
 
@@ -72,7 +73,7 @@ class MatrixForm:
         return self.fragment.m, self.fragment.n, self.fragment.k
 
     def waste(self, geometry: Geometry) -> float:
-        """Return the ratio of computed to useful products: fragments overhang short axes."""
+        """Return the ratio of computed to useful products, as fragments overhang short axes."""
         total = 1.0
         for a, s in zip(self.axes, self.sizes, strict=True):
             extent = int(geometry.extents[a])
@@ -80,10 +81,10 @@ class MatrixForm:
         return total
 
     def quality(self, geometry: Geometry) -> tuple[Any, ...]:
-        """Return the sort key of forms, the most promising first."""
-        # Little waste first; an operand whose memory runs along neither m (n) nor k counts like twice the products;
-        # then results of a thread that are neighbours in the output; then larger fragments, which reread operands less
-        # often.
+        """Return the key that sorts forms, the most promising first."""
+        # Forms with little waste come first; an operand whose memory runs along neither m (n) nor k counts like twice
+        # the products; then results of a thread that are neighbours in the output; then larger fragments, which reread
+        # operands less often.
         apart = 0
         for access in geometry.loads:
             own = [(geometry.names[a], int(geometry.extents[a])) for a in self.axes if access.uses[a]]
@@ -96,7 +97,7 @@ class MatrixForm:
 def matrix_forms(
     geometry: Geometry, spec: DeviceSpec, rounded: Mapping[str, str] = _AS_THEY_ARE
 ) -> tuple[MatrixForm, ...]:
-    """Return the forms in which a matrix unit of the device computes an expression, least padded first."""
+    """Return the forms in which a matrix unit of the device computes an expression, the least padded form first."""
     expr = geometry.expr
     loads = _product_loads(expr)
     if loads is None or not spec.fragments or not structure_of(geometry).reuses or not expr.allow_padding:
@@ -115,7 +116,7 @@ def matrix_forms(
 
 def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
     """Return the two loads whose products the anchor sums, or ``None`` for other expressions."""
-    # Padding must be zero, else the values of a fragment beyond the tensors would be added.
+    # Padding must be zero, otherwise a fragment's values beyond the tensors would be added.
     anchor = expr.anchor
     if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
         return None
@@ -128,7 +129,7 @@ def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
 
 
 def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, int]]:
-    """Return the choices of m, n and k axes: m moves one operand, n the other one, k both; both assignments."""
+    """Return the choices of m, n and k axes: m moves one operand, n the other, and k both, in both assignments."""
     uses = [next(a.uses for a in geometry.loads if a.tensor.name == x.tensor) for x in loads]
     reduced = np.flatnonzero(~geometry.spatial & uses[0] & uses[1])
     found = []
@@ -139,7 +140,7 @@ def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, 
 
 
 def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return batches of programs for the matrix unit, one per choice of axes, stages and raster."""
+    """Return batches of programs for the matrix unit, one batch per choice of axes, stages and raster."""
     tried: list[tuple[float, TileBatch]] = []
     policy = POLICIES[options.policy]
     rounded = _AS_THEY_ARE if policy is None else dict(policy.rounded)
@@ -154,7 +155,7 @@ def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: Cons
 
 
 def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixForm, ...]:
-    """Return the forms worth growing: of two that differ only by swapping m and n, the better one."""
+    """Return the forms worth growing: of two forms that differ only by swapping m and n, the better one."""
     best: dict[tuple[Fragment, frozenset[int], int], MatrixForm] = {}
     for f in forms:
         best.setdefault((f.fragment, frozenset(f.axes[:2]), f.axes[2]), f)
@@ -166,7 +167,7 @@ def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixFo
 
 
 def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions) -> TileBatch:
-    """Return the most promising blocks of a form with one stage, by a bound of arithmetic and shared cache."""
+    """Return the most promising blocks of a form with one stage, by a bound on arithmetic and shared cache."""
     states = grown(geometry, spec, form, options)
     a = len(geometry.names)
     k, fragment_k = form.axes[2], form.fragment.k
@@ -183,7 +184,7 @@ def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: Con
     policy = POLICIES[options.policy]
     if policy is not None:
         sides, extents = block[:, form.axes[:2]], geometry.extents[list(form.axes[:2])]
-        # An axis that is shorter than every tile of a library is padded: its one tile is a fragment's side.
+        # An axis that is shorter than every library tile is padded: its single tile is a fragment's side.
         short = (sides < min(policy.unit_sides)) & (sides >= extents)
         keep &= (np.isin(sides, policy.unit_sides) | short).all(axis=1)
     batch = batch.take(keep)
@@ -203,7 +204,7 @@ def _batch(geometry: Geometry, form: MatrixForm, register: Ints, block: Ints) ->
 
 
 def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
-    """Return the tiles of one group of threads, ``(N, axes)``: whole fragments along m and n, one along k."""
+    """Return the tiles of one group of threads, ``(N, axes)``: whole fragments along m and n, and one along k."""
     m, n, k = form.axes
     counts = [-(-int(geometry.extents[a]) // s) for a, s in zip(form.axes, form.sizes, strict=True)]
     choices = [[c for c in _ACROSS if c <= count and -(-count // c) * c <= _OVERHANG * count] for count in counts[:2]]
@@ -256,7 +257,7 @@ def _ring(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tupl
 
 
 def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[float, TileBatch]:
-    """Return the fastest time and rows at a middling number of stages, split reductions included."""
+    """Return the fastest time and rows at a medium number of stages, including split reductions."""
     ring = _ring(batch, spec, options)
     parts = [batch, *(split_variants(batch, spec) if options.split_k else [])]
     whole = replace(
@@ -270,7 +271,7 @@ def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
 
 
 def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return variants of rows with stages, then raster, each kept where it is fastest."""
+    """Return variants of rows with stages, then raster, keeping each where it is fastest."""
     ring = _ring(batch, spec, options)
     tried = [replace(batch, stages=1), *([batch.varied(ring[1:])] if len(ring) > 1 else [])]
     terms = [PHASES.price(b, spec) for b in tried]
@@ -296,11 +297,11 @@ def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
 def _rastered(
     batch: TileBatch, ring: Sequence[int], kept: np.ndarray, plain: tuple[Floats, Floats], spec: DeviceSpec
 ) -> tuple[Ints, Floats]:
-    """Return the faster order of blocks per stages and program, the plain one if equal, and its time."""
+    """Return the faster order of blocks per stages and program, or the plain order if equal, and its time."""
     seconds, per_unit = (x.copy() for x in plain)
     raster = np.ones(seconds.shape, np.int64)
-    # Blocks that cover a square piece of the output together load least; only powers of two are tried.
-    several = (batch.counts[:, batch.geometry.spatial] > 1).sum(axis=1) > 1  # else there is one order only
+    # Blocks that together cover a square piece of the output load the least; only powers of two are tried.
+    several = (batch.counts[:, batch.geometry.spatial] > 1).sum(axis=1) > 1  # otherwise there is only one order
     orders = kept & (kept & several & (batch.blocks > spec.units)).any(axis=1)[:, None]
     for pipelined in (False, True):
         which, row = np.nonzero(orders & ((np.array(ring) > 1) == pipelined)[:, None])
@@ -317,6 +318,6 @@ def _rastered(
 
 
 def _best(seconds: Floats, count: int) -> np.ndarray:
-    """Return the rows of the ``count`` least finite times, in order of rows."""
+    """Return the rows with the ``count`` smallest finite times, in row order."""
     order = np.argsort(seconds, kind="stable")[:count]
     return np.asarray(np.sort(order[np.isfinite(seconds[order])]))

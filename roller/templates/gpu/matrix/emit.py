@@ -1,7 +1,7 @@
-"""Template of reductions on matrix units: a ring of scratchpad tiles, fragments in registers, epilogue on accumulators.
+"""Template for reductions on matrix units: scratchpad tiles in a ring, register fragments, epilogue on accumulators.
 
-In every step of the reduction, the tiles of a later step are copied into the ring while groups of threads load and
-multiply fragments of this step's tiles. Reduction axes other than that along k (a convolution's window) are stepped
+In every reduction step, the tiles of a later step are copied into the ring while groups of threads load and
+multiply fragments of this step's tiles. Reduction axes other than the axis along k (a convolution's window) are stepped
 over one point at a time.
 """
 
@@ -122,7 +122,7 @@ class Matrix:
         return a, b
 
     def _pool(self) -> None:
-        """Allocate the ring: the tiles of all stages of A, then those of B."""
+        """Allocate the ring: the tiles of all stages of A, then the tiles of B."""
         p, padding = self.program, self._padding()
         sizes = [o.elements(x) for o, x in zip(self.operands, padding, strict=True)]
         self.tile_elements = dict(zip(self.operands, sizes, strict=True))
@@ -140,13 +140,13 @@ class Matrix:
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Return the clearing of the accumulators, then all steps of this block's share of the reduction."""
+        """Return statements that clear the accumulators, then all steps of this block's share of the reduction."""
         count, base = self._steps()
         ring = self._single(count, base) if self.program.stages == 1 else self._ring(count, base)
         return seq([self.unit.clear(), ring])
 
     def _steps(self) -> tuple[Expr | int, Callable[[Expr], Mapping[str, Expr]]]:
-        """Return how many steps this block takes, and the function to the start of a step's tiles."""
+        """Return the number of steps of this block, and the function that maps a step to the start of its tiles."""
         axes = self.stage.reduction_axes
         steps = [self.domain.steps(a.name) for a in axes]
         total, parts = self.domain.all_steps(axes), self.program.split_k
@@ -227,7 +227,7 @@ class Matrix:
         return [c.put(at, self._start(c.operand, slot)) for c in self._through_registers]
 
     def compute(self, slot: Expr) -> Stmt:
-        """Multiply the tiles of one slot; fragments of the next k step are loaded before this one's are used."""
+        """Multiply the tiles of one slot; fragments of the next k step are loaded before the current ones are used."""
         steps = self.domain.tile[self.k_axis] // self.fragment.k
         a, b = (self._place(o, slot) for o in self.operands)
         out = [self.unit.load(a, b, 0)]
@@ -237,7 +237,7 @@ class Matrix:
         return seq(out)
 
     def _place(self, operand: Operand, slot: Expr) -> Place:
-        """Return where this group finds its part of the operand's tile in ``slot``."""
+        """Return the position of this group's part of the operand's tile in ``slot``."""
         padding = self._padding()[self.operands.index(operand)]
         moved = swizzled(operand, self.fragment, padding)
         start, group = self._start(operand, slot), self.group[operand.axis]
@@ -259,7 +259,7 @@ class Matrix:
     # ---- the result
 
     def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
-        """Return the kernel; ``prefix`` are leading indices of ``target`` (the part of a split reduction)."""
+        """Return the kernel; ``prefix`` holds leading indices of ``target`` (the part of a split reduction)."""
         fetched = [b for c in self.copies for b in c.buffers]
         body = seq([self.accumulate(), write(self, result, target, prefix)])
         return kernel((self.block, self.thread), with_buffers([self.pool, *self.unit.buffers, *fetched], body))

@@ -1,4 +1,4 @@
-"""Copies of operand tiles into a ring of the scratchpad: asynchronous, or through registers.
+"""Copies of operand tiles into a ring of the scratchpad: asynchronously, or through registers.
 
 A copy of aligned vectors of 16, 8 or 4 bytes is asynchronous if the device allows it. Otherwise a thread *fetches* its
 elements of a tile into registers and *puts* them into the scratchpad later, after the arithmetic of another tile.
@@ -18,7 +18,7 @@ from roller.templates.gpu.emit.staging import Chunk, Domain, Rounds, StagedTile,
 from roller.tile.fragments import PHASE_ROWS, Operand, swizzle
 from roller.tile.vectors import is_asynchronous
 
-#: Map from an unswizzled offset in a tile to the place of its element.
+#: Map from an unswizzled offset in a tile to the position of its element.
 Moved = Callable[[Expr], Expr]
 
 
@@ -43,7 +43,7 @@ class OperandCopy:
     layout
         Storage padding, and the map from an offset to the place of its element.
     pool
-        Elements of all tiles as plain integers of their size.
+        Elements of all tiles, as plain integers of the element size.
     threads
         This thread, and the number of threads.
     """
@@ -81,7 +81,7 @@ class OperandCopy:
         return self._all(base, one)
 
     def fetch(self, base: Mapping[str, Expr]) -> Stmt:
-        """Load this thread's elements of the tile that starts at ``base`` into registers."""
+        """Load this thread's elements of the tile at ``base`` into registers."""
         source = self.ctx.buffers.get(self.operand.load.tensor)
 
         def one(c: Chunk) -> Stmt:
@@ -111,8 +111,8 @@ class OperandCopy:
 
     def _place(self, c: Chunk) -> Expr:
         """Return the place of a chunk in the tile."""
-        # Rounds that are whole periods of a swizzle apart differ by a constant: only those of one period need an
-        # address each. With more the compiler keeps one of every round in registers.
+        # Rounds that are whole periods of a swizzle apart differ by a constant, so only the rounds of one period need
+        # separate addresses. With more addresses, the compiler keeps the address of every round in registers.
         r = self.rounds
         step = r.together * r.tile.pitch[0] if r.lead == 1 else 0
         if not step:

@@ -1,12 +1,12 @@
 """Device functions of matrix instructions, as text: ``ldmatrix``, ``mma.sync`` and ``wmma`` in inline PTX.
 
-Registers are passed by the address of the first one; after inlining and unrolling, their arrays are indexed by
+Registers are passed by the address of the first register; after inlining and unrolling, their arrays are indexed by
 constants, so that everything stays in registers.
 """
 
 from __future__ import annotations
 
-#: PTX type, 32-bit registers a lane holds of a 16 x 8 accumulator, C type and constraint, by accumulator dtype.
+#: PTX type, 32-bit registers per lane for a 16 x 8 accumulator, C type and constraint, by accumulator dtype.
 _MMA_SUMS = {"f32": (4, "float", "f"), "f16": (2, "unsigned", "r"), "s32": (4, "int", "r")}
 #: ``(shape, operand, accumulator)`` with the operands' PTX type.
 _MMA = (
@@ -80,8 +80,8 @@ def _wmma_store(sums: str) -> str:
     )
 
 
-#: A scratchpad address that the compiler must not decompose: constant distances then become offsets, where the compiler
-#: would keep a register for every address of an unrolled loop.
+#: A scratchpad address that the compiler must not decompose: constant distances then become offsets; otherwise the
+#: compiler would keep a register for every address of an unrolled loop.
 _HELD = """unsigned roller_held(const void* p) {
   unsigned address = roller_shared_address(p);
   asm volatile("" : "+r"(address));

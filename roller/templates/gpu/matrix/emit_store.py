@@ -1,8 +1,8 @@
 """Results of a matrix kernel: bias, residual and activation on the accumulators, then the stores.
 
-If each lane's elements are known and two neighbours fill a good part of a transaction, lanes store pairs straight from
-their accumulators. Otherwise each group of threads writes one row of fragments at a time to a slice of the scratchpad,
-which the ring no longer needs, and stores whole rows from there in vectors of up to 16 bytes.
+If each lane's elements are known and two neighbours fill a large part of a transaction, lanes store pairs directly from
+their accumulators. Otherwise each group of threads writes one row of fragments at a time to a slice of the scratchpad
+that the ring no longer needs, and stores whole rows from there in vectors of up to 16 bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Template(Protocol):
 
 
 class Accumulators(Template, Protocol):
-    """Attributes of a kernel needed to store all sums of a block: their owners and places."""
+    """Attributes of a kernel needed to store all sums of a block: their owners and positions."""
 
     fragment: Fragment
     unit: MatrixUnit
@@ -72,7 +72,7 @@ class Writer:
         self.itemsize = DTYPE_BYTES[dtype_name(target)]
 
     def width(self, axis: str, most: int) -> int:
-        """Return how many neighbours along ``axis``, up to ``most``, always form an aligned vector of the target."""
+        """Return the number of neighbours along ``axis``, up to ``most``, that always form an aligned vector."""
         return Results.of(self.result).widest(axis, self.stage.extents[axis], most)
 
     def way(self, fragment: Fragment, axis: str, columns: int) -> MatrixStore:
@@ -80,7 +80,7 @@ class Writer:
         return MatrixStore.of(fragment, Results.of(self.result), axis, self.stage.extents[axis], columns)
 
     def value(self, total: Expr, env: Mapping[str, Expr], held: Mapping[Load, Reader]) -> Expr:
-        """Return the stored value of one sum; ``held`` are loads of the epilogue that are in registers."""
+        """Return the stored value of one sum; ``held`` holds the epilogue's loads that are in registers."""
         return finished(self, self.result, total, env, held)
 
     def put(self, env: Mapping[str, Expr], values: Buffer, width: int) -> Stmt:
@@ -132,7 +132,7 @@ def _direct(t: Accumulators, writer: Writer) -> Stmt:
 
 
 def _through_scratchpad(t: Accumulators, writer: Writer, width: int) -> Stmt:
-    """Write a row of fragments to the group's own slice, read it back by rows, and store it."""
+    """Write a row of fragments to the group's own slice, read it back by rows, and store the rows."""
     m, n = t.fragment.m, t.register[t.n_axis]
     accumulator = t.fragment.accumulator
     size = DTYPE_BYTES[accumulator]

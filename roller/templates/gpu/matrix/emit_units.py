@@ -1,7 +1,7 @@
-"""Matrix units: a group of threads' share of a tile, its loads of fragments and their products.
+"""Matrix units: a thread group's share of a tile, its fragment loads and their products.
 
-One class per instruction family: clear the accumulators, load and multiply the fragments of one k step, write rows of
-accumulators to a scratchpad tile of plain layout.
+One class per instruction family: clear the accumulators, load and multiply the fragments of one k step, and write rows
+of accumulators to a scratchpad tile with a plain layout.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Place:
     ----------
     address
         Address of an element, given the offset along the tile's rows that all lanes share, and the lane's own distances
-        from there along m (n) and along k.
+        from that offset along m (n) and along k.
     across_bytes
-        Bytes from row to row.
+        Distance in bytes between rows.
     swizzled
         Whether chunks are permuted within rows, so that places along a row are not a constant distance apart.
     """
@@ -41,7 +41,7 @@ class Place:
     swizzled: bool
 
     def split(self, position: int, k: int) -> tuple[int, int]:
-        """Return the offset along the row that an address must include, and the constant byte distance from there."""
+        """Return the offset along the row that an address must include, and the constant byte distance from it."""
         # ``position`` is along m (n), a multiple of eight; ``k`` along k.
         along, across = (position, k) if self.operand.transposed else (k, position)
         if self.swizzled:
@@ -56,7 +56,8 @@ Spread = Callable[[Expr, Expr], Expr]
 class MatrixUnit(Protocol):
     """One family of matrix instructions in a kernel.
 
-    There are two copies of the fragments: those of the next k step are loaded before this one's are multiplied.
+    There are two copies of the fragments: the fragments of the next k step are loaded before the current ones are
+    multiplied.
     """
 
     sums: Buffer
@@ -66,7 +67,7 @@ class MatrixUnit(Protocol):
         """Set the accumulators to zero."""
 
     def load(self, a: Place, b: Place, k: int) -> Stmt:
-        """Load all fragments of the ``k``-th k step of a tile, the steps in order."""
+        """Load all fragments of the ``k``-th k step of a tile; steps are loaded in order."""
 
     def multiply(self, k: int) -> Stmt:
         """Multiply the fragments of the ``k``-th step into the accumulators."""
@@ -76,7 +77,7 @@ class MatrixUnit(Protocol):
 
 
 class Mma:
-    """``mma.sync`` and ``ldmatrix``: fragments of 16 x 8 with a layout that is known per lane.
+    """``mma.sync`` and ``ldmatrix``: fragments of 16 x 8 with a known layout per lane.
 
     Element ``e`` of an accumulator lies at row ``lane / 4 + 8 (e / 2)``, column ``2 (lane % 4) + e % 2``.
     """
@@ -119,7 +120,7 @@ class Mma:
         self, place: Place, k: int, halves: tuple[Expr, Expr], reads: list[tuple[int, int, int]],
         buffers: tuple[Buffer, Buffer],
     ) -> list[Stmt]:  # fmt: skip
-        """Load one operand: ``reads`` are positions along m (n), matrices, and the first of the registers."""
+        """Load one operand: ``reads`` holds positions along m (n), matrices, and the first register."""
         # Base addresses are computed once per tile, or once per k step if swizzled rows run along k.
         spatial, inner = halves[0] * PHASE_ROWS, halves[1] * place.operand.chunk
         row = tirx.floormod(self.lane, PHASE_ROWS)
@@ -170,7 +171,7 @@ class Mma:
 class Wmma:
     """``wmma``: fragments of 16 x 16 whose distribution over lanes is unspecified."""
 
-    #: Registers of 32 bits that hold an operand's fragment, and elements a lane holds of an accumulator.
+    #: Number of 32-bit registers that hold an operand's fragment, and of accumulator elements per lane.
     _OPERAND = 8
     _SUMS = 8
 
@@ -202,7 +203,7 @@ class Wmma:
         )
 
     def _load(self, place: Place, k: int, which: int, name: str, fragments: tuple[Buffer, int, int]) -> list[Stmt]:
-        """Load one operand's fragments; ``fragments`` are registers, count and distance along m (n)."""
+        """Load one operand's fragments; ``fragments`` holds registers, count and distance along m (n)."""
         registers, count, extent = fragments
         found = [_hold(self.bases, which, place.address(0, num(0), num(0)))] if k == 0 else []
         for i in range(count):
@@ -245,7 +246,7 @@ def _each(rows: int, columns: int, one: Callable[[Expr, Expr], Stmt]) -> Stmt:
 
 
 def _hold(bases: Buffer, n: int, place: Expr) -> Stmt:
-    """Keep a scratchpad address in a register; others are at constant distances from it."""
+    """Keep a scratchpad address in a register; other addresses are at constant distances from it."""
     return store(bases, tirx.call_extern("uint32", "roller_held", place), num(n))
 
 

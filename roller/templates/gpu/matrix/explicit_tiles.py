@@ -1,4 +1,4 @@
-"""The matrix program of explicitly named tiles and fragment, which ``predict(fragment=...)`` prices."""
+"""The matrix program for explicitly named tiles and fragment, which ``predict(fragment=...)`` prices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def matrix_batch(
     fragment: Fragment,
     along: tuple[str, ...] | None,
 ) -> TileBatch:
-    """Return the one program of a group's and a block's tile, with one stage, and its axes chosen."""
+    """Return the single program for a group's and a block's tile, with one stage, and its chosen axes."""
     known = matrix_forms(geometry, replace(spec, fragments=(fragment,)))
     forms = [f for f in known if along in (None, tuple(geometry.names[a] for a in f.axes))]
     if not forms:

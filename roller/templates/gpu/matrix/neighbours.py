@@ -1,4 +1,4 @@
-"""Neighbours of a program of a matrix unit: other splits, stages and orders of blocks."""
+"""Neighbours of a matrix-unit program: other splits, stages and orders of blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def neighbours(place: Place) -> Iterator[TileBatch]:
 
 
 def rings(place: Place) -> Iterator[TileBatch]:
-    """Yield the program of a matrix unit with one stage more or less, and with other orders of blocks."""
+    """Yield the matrix-unit program with one stage more or less, and with other orders of blocks."""
     most = max(STAGES if are_async(place.batch, place.spec).all() else REGISTER_STAGES)
     for stages in {max(1, place.stages - 1), min(place.stages + 1, most)} - {place.stages}:
         yield replace(place.batch, stages=stages)

@@ -1,10 +1,10 @@
-"""Cycles of a block whose arithmetic runs on a matrix unit: instructions, operand reads, latencies of a step.
+"""Cycles of a block whose arithmetic runs on a matrix unit: instructions, operand reads, and latencies of a step.
 
-Per step of the fragment's k a group of threads reads both operands' rows from scratchpad once and issues one
+Per step of the fragment's k, a group of threads reads both operands' rows from scratchpad once and issues one
 instruction per output fragment. The matrix unit overlaps all other pipes; it waits for the scratchpad's bandwidth
-(reads and copies), issue slots, and once per reduction step the barrier and the latency of the first operand.
-Instructions of warp groups read both operands from scratchpad for every product, and with enough stages start before
-those of the last step are done.
+(reads and copies), for issue slots and, once per reduction step, for the barrier and the latency of the first operand.
+Warp-group instructions read both operands from scratchpad for every product and, with enough stages, start before the
+products of the last step are done.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from roller.tile.geometry import Floats, Ints
 
 #: Bytes that a lane reads from scratchpad with one instruction (``ldmatrix.x4``, ``ds_read_b128``).
 READ_BYTES = 16.0
-#: Instructions of the loop over fragments, per step of the fragment's k: addresses that no offset folds.
+#: Instructions of the loop over fragments, per step of the fragment's k, for addresses that no offset folds.
 LOOP_INSTRUCTIONS = 4.0
-#: Instructions of a reduction step of warp groups besides copies and products: fences, barrier, position in the ring.
+#: Instructions per reduction step of warp groups in addition to copies and products: fences, barrier, ring position.
 GROUP_STEP_INSTRUCTIONS = 32.0
-#: Instructions of a thread per reduction step besides copies and products (positions in the ring, pointers), and per
-#: vector copied under conditions, without the copy itself; machine code of products and convolutions (sm_80, NVRTC
+#: Instructions of a thread per reduction step in addition to copies and products (ring positions, pointers), and per
+#: conditionally copied vector, without the copy itself; from machine code of products and convolutions (sm_80, NVRTC
 #: 12.9).
 STEP_INSTRUCTIONS, GUARDED_INSTRUCTIONS = 26.0, 2.5
 #: Barriers of a reduction step: after all threads have read the last tiles, and after all have written the new ones; a
@@ -49,7 +49,7 @@ SPREAD_INSTRUCTIONS, READ_INSTRUCTIONS = 0.5, 2.0
 
 
 def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return products and sums per cycle and unit of the batch's fragment."""
+    """Return products and sums per cycle and unit for the batch's fragment."""
     f = batch.fragment
     assert f is not None
     rate = spec.compute.ops_per_cycle_per_unit.get(f"{f.rate}.{f.operand}")
@@ -62,7 +62,7 @@ def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
 def matrix_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> Work:
-    """Return the work of every block of ``"matrix"`` programs; as for threads in ``common/compute.py``."""
+    """Return the work of every block of ``"matrix"`` programs; ``common/compute.py`` does so for threads."""
     f, g, ex = batch.fragment, batch.geometry, spec.execution
     assert f is not None
     per_unit, lanes, schedulers = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, spec.teu.schedulers_per_unit
@@ -77,7 +77,7 @@ def matrix_work(
     conflicts = laid.conflicts if laid else {}
     for a in g.loads:
         mine = batch.register_elements(a) * float(a.tensor.itemsize_bytes) * f.operand_copies
-        if f.reads_scratchpad:  # every product reads both operands anew
+        if f.reads_scratchpad:  # every product reads both operands again
             mine = mine * (tile[:, 1] / f.n if a.uses[names[0]] else tile[:, 0] / f.m)
         else:
             loads = loads + np.ceil(mine / (READ_BYTES * lanes))
@@ -86,7 +86,7 @@ def matrix_work(
     wavefront = math.prod(banks_of(spec))
     slot = lanes * schedulers / per_unit["issue"]
     barriers = RING_BARRIERS if batch.pipelined else BARRIERS
-    # Products that still run as the next step starts hide its barrier and its first reads.
+    # Products that still run when the next step starts hide its barrier and its first reads.
     latency = barriers * ex.barrier_s + (spec.layer("shared").latency_s or 0.0)
     around = GROUP_STEP_INSTRUCTIONS / groups if f.reads_scratchpad else LOOP_INSTRUCTIONS
     step = 0.0 if f.reads_scratchpad else STEP_INSTRUCTIONS
@@ -109,7 +109,7 @@ def matrix_work(
 
 
 def _finish_instructions(batch: TileBatch) -> Floats:
-    """Return a thread's instructions outside the reduction: its place; epilogue, conversion, stores."""
+    """Return a thread's instructions outside the reduction: position, epilogue, conversion and stores."""
     f, g = batch.fragment, batch.geometry
     assert f is not None
     epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
@@ -125,7 +125,7 @@ def _finish_instructions(batch: TileBatch) -> Floats:
 
 
 def _alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
-    """Yield groups of programs that store results alike: whether parts, columns of a group, their mask."""
+    """Yield groups of programs that store results alike: whether they store parts, columns per group, and mask."""
     columns = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
     for split in (False, True):
         for n in sorted(set(columns[(batch.split_k > 1) == split].tolist())):
@@ -141,8 +141,8 @@ def matrix_store(batch: TileBatch, *, split: bool, columns: int) -> MatrixStore:
 
 
 def _alone(work: Work, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
-    """Return the cycles of the work of one block that has its unit to itself."""
-    # Products that still run as the next step starts leave its copies to the threads; only the results wait for them.
+    """Return the cycles of work for one block that has its unit to itself."""
+    # Products that still run when the next step starts leave its copies to the threads; only the results wait for them.
     arithmetic, copying = work.arithmetic(1.0, schedulers), work.copying(1.0, schedulers)
     stored = np.maximum(arithmetic + work.storing(1.0, schedulers), copying)
     parts["beside"] = beside = np.asarray(batch.running_steps) > 0
@@ -157,14 +157,14 @@ def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) ->
 def _overlap(
     memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
 ) -> tuple[Floats | Ints, Floats]:
-    """Return the customers (one per stage of a block), and the time in which they go through their phases."""
+    """Return the customers (one per stage of a block), and the time in which they pass through their phases."""
     del parts
     customers = customers * np.minimum(batch.steps_ahead + 1, batch.steps)
     return customers, alternating((memory, *pipes), customers)
 
 
 def _fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
-    """Return the seconds a matrix unit waits for a block's first tile, while others of the unit compute."""
+    """Return the seconds that a matrix unit waits for a block's first tile while the unit's other blocks compute."""
     del batch
     customers = np.minimum(per_unit, spec.execution.overlap_blocks or float("inf"))
     return np.asarray((spec.layer("global").latency_s or 0.0) / np.maximum(customers, 1))
@@ -172,8 +172,8 @@ def _fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
 
 def _stores_s(batch: TileBatch, per_unit: Ints, stored_s: Floats) -> Floats:
     """Return the seconds in which a wave of blocks stores its results and no block computes."""
-    # Blocks of a wave start together and have as many steps each, so they store together too. Only products that run
-    # independently of their threads go on meanwhile: those of another block of the unit.
+    # Blocks of a wave start together and have equally many steps, so they also store together. Meanwhile, only products
+    # that run independently of their threads continue: the products of the unit's other blocks.
     assert batch.fragment is not None
     return np.where(per_unit > 1, 0.0, stored_s) if batch.fragment.reads_scratchpad else stored_s
 

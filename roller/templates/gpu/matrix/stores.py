@@ -10,10 +10,11 @@ from roller.core.fragment import Fragment
 from roller.templates.gpu.common.stores import Results
 from roller.tile.access import VECTOR_BYTES
 
-#: Neighbouring results a lane holds along n, and the least bytes of them that it stores directly: four lanes then
-#: fill a sector.
+#: Number of neighbouring results that a lane holds along n, and the minimum bytes that it stores directly: four lanes
+#: then fill a sector.
 PAIR, DIRECT_BYTES = 2, 8
-#: Lanes of a row of a warp group that exchange pairs, and neighbouring results that each of them holds afterwards.
+#: Number of lanes in a warp group's row that exchange pairs, and of neighbouring results that each lane holds
+#: afterwards.
 QUAD, COLUMNS = 4, 8
 
 

@@ -1,1 +1,1 @@
-"""Reductions over rows: lanes along the row, several rows per block."""
+"""Reductions over rows: lanes run along a row, and a block has several rows."""

@@ -1,8 +1,8 @@
-"""Candidate GPU programs of row reductions.
+"""Candidate GPU programs for row reductions.
 
-A row program has threads along a row (lanes), threads along rows, and a register tile per thread. If that holds all
-columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); smaller tiles walk the row in
-steps and read it again. Both are candidates.
+A row program has threads along a row (lanes), threads along rows, and a register tile per thread. If the register tile
+holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); smaller tiles walk the
+row in steps and read it again. Both kinds are candidates.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from roller.tile.geometry import Geometry, Ints
 from roller.tile.rows import contiguous_axis, row_stages
 from roller.tile.structures import ROWS, structure_of
 
-#: Vectors of a step along the contiguous axis, and elements along the other one, that a thread holds.
+#: Numbers of vectors per step along the contiguous axis, and of elements along the other axis, that a thread holds.
 _VECTORS, _OTHERS = (1, 2, 4, 8), (1, 2, 4, 8, 16)
-#: Rows of one thread where columns are contiguous.
+#: Numbers of rows per thread if columns are contiguous.
 _THREAD_ROWS = (1, 2, 4)
-#: Threads of blocks whose reduction is split over blocks.
+#: Threads per block if the reduction is split over blocks.
 _SPLIT_THREADS = (64, 128, 256, 512)
-#: Blocks per unit up to which a reduction is split.
+#: Maximum number of blocks per unit for which a reduction is split.
 _SPLIT_BLOCKS = 8
-#: Most elements of all reduction axes except the contiguous one that a thread may hold.
+#: Maximum number of elements of all reduction axes except the contiguous one that a thread may hold.
 _WHOLE_REST = 64
-#: Elements of the last of them that a thread may hold otherwise.
+#: Numbers of elements of the last of these axes that a thread may hold otherwise.
 _REST = (4, 8)
 
 
 def row_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs of rows: plain, split over blocks, and with rows held in the scratchpad."""
+    """Return the row programs: plain, split over blocks, and with rows held in the scratchpad."""
     if not structure_of(geometry).spreads_reductions:
         return []
     register, block = rows(geometry, spec)
@@ -52,7 +52,7 @@ def row_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -
 
 
 def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return tiles of row reductions: threads along the row, along rows, or both, and register tiles."""
+    """Return tiles for row reductions: threads along the row, along rows, or both, and register tiles."""
     column, row = _axes(geometry)
     rank, limit = len(geometry.names), spec.limits.threads_per_block or spec.teu.lanes
     extent = int(geometry.extents[column])
@@ -86,7 +86,7 @@ def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
 
 
 def _axes(geometry: Geometry) -> tuple[int, int | None]:
-    """Return the reduction axis that lanes are spread over, and the spatial axis of the rows."""
+    """Return the reduction axis over which lanes are spread, and the spatial axis of the rows."""
     fast = contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
     reductions, spatial = np.flatnonzero(~geometry.spatial), np.flatnonzero(geometry.spatial)
     position = geometry.names.index(fast)
@@ -96,7 +96,7 @@ def _axes(geometry: Geometry) -> tuple[int, int | None]:
 
 
 def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
-    """Return the tiles, then tiles holding part of another reduction axis, then all of the others."""
+    """Return the tiles, then tiles that hold part of another reduction axis, then tiles that hold all others."""
     rank = len(geometry.names)
     rest = [int(a) for a in np.flatnonzero(~geometry.spatial) if a != column]
     choices = [{rest[-1]: n} for n in _REST if rest and n < geometry.extents[rest[-1]]]
@@ -113,7 +113,7 @@ def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]
 
 
 def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
-    """Return the programs, and those with their reduction split over blocks if rows make too few blocks."""
+    """Return the programs, and variants with their reduction split over blocks if rows yield too few blocks."""
     stages = row_stages(batch.geometry.expr)
     alone = stages[0].stage.combiner is not None and not any(s.columns for s in stages[1:])
     if not options.split_k or not alone or not len(batch):
@@ -138,7 +138,7 @@ def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOption
 
 
 def held_rows(batch: TileBatch, spec: DeviceSpec) -> TileBatch | None:
-    """Return the programs that walk a row held in the scratchpad in steps, ``None`` if none can."""
+    """Return the programs that walk a row held in the scratchpad in steps, or ``None`` if none can."""
     shape = RowShape.of(batch.geometry)
     names = tuple(dict.fromkeys(r.access.tensor.name for r in shape.reads if r.keepable and r.passes > 1))
     if not names:

@@ -1,9 +1,9 @@
-"""Template of row expressions: reductions without reuse, alone or several in a row (softmax, norms, arg-reductions).
+"""Template for row expressions: reductions without reuse, alone or in sequence (softmax, norms, arg-reductions).
 
 A block owns a tile of rows (the anchor's spatial axes); threads along reduction axes (lanes) share a row. Results per
 row stay in registers and, if a thread's register tile holds all its columns, so do inputs that several stages read
-(:func:`roller.tile.rows.kept_loads`); otherwise every stage reads them again, step by step, all vectors of a step
-first. Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
+(:func:`roller.tile.rows.kept_loads`); otherwise every stage reads them again, step by step, loading all vectors of a
+step first. Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Rows:
     rows, lanes
         Maps of the anchor's spatial axes (contiguous one last) and reduction axes.
     split
-        Parts the reduction is split into over blocks.
+        Number of parts into which the reduction is split over blocks.
     staged
         Inputs whose rows stay in the scratchpad after the first stage that reads them.
     """
@@ -100,7 +100,7 @@ class Rows:
         self.shared: tuple[Scalar, ...] = ()
 
     def _bind(self, rows: int, lanes: int) -> Lanes:
-        """Bind lanes to neighbouring threads if the reduction is contiguous in memory, else rows."""
+        """Bind neighbouring threads to lanes if the reduction is contiguous in memory, otherwise to rows."""
         if lanes == 1:
             self.threads = [thread_axis("threadIdx.x", rows)]
             return Lanes(None, 1, self.threads[0].var, rows, True)
@@ -119,7 +119,7 @@ class Rows:
         return self.base[m.name] + m.local(self.row_lane[m.name], at.chunk[m.name])
 
     def _row_env(self, at: Registers) -> dict[str, Expr]:
-        """Return row coordinates, clamped: rows beyond the end repeat the last one and are not written."""
+        """Return clamped row coordinates: rows beyond the end repeat the last row and are not written."""
         env = {}
         for m in self.rows:
             start = self._start(m, at)
@@ -131,7 +131,7 @@ class Rows:
         return [self._start(m, at) + at.offset[m.name] < m.extent for m in self.rows if m.padded]
 
     def _maps(self, s: RowStage) -> tuple[AxisMap, ...]:
-        """Return the maps of a stage's columns: the anchor's if they are aligned, else all lanes on the last."""
+        """Return the maps of a stage's columns: the anchor's maps if aligned, else all lanes on the last axis."""
         if s.aligned and len(s.columns) == len(self.columns):
             by_name = {m.name: m for m in self.columns}
             return tuple(by_name[c] for c in s.columns)
@@ -158,7 +158,7 @@ class Rows:
         body: Callable[[Registers, dict[str, Expr]], Stmt],
         vector: str | None,
     ) -> Stmt:
-        """Return loops over the elements of a tile of rows and of columns; the body gets all coordinates."""
+        """Return loops over the elements of a tile of rows and columns; the body gets all coordinates."""
         start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
 
         def point(at: Registers) -> Stmt:
@@ -226,7 +226,7 @@ class Rows:
     def _fill(
         self, found: Sequence[RegisterTile], maps: Sequence[AxisMap], tile: Tile, new: frozenset[Load] = frozenset()
     ) -> Stmt:
-        """Load the fragments of one tile, held ones that are not ``new`` from the scratchpad."""
+        """Load the fragments of one tile; load held fragments that are not ``new`` from the scratchpad."""
         start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
         nowhere = {m.name: num(0) for m in self.rows}
 
@@ -252,7 +252,7 @@ class Rows:
         return seq([one(f) for f in found])
 
     def _streamed(self, s: Stage, maps: Sequence[AxisMap]) -> list[RegisterTile]:
-        """Return registers of a stage's unkept loads that move with its columns."""
+        """Return registers for a stage's unkept loads that move with its columns."""
         names = {m.name for m in maps}
         wanted = [
             ld for ld in s.loads
@@ -262,7 +262,7 @@ class Rows:
         return fragments(self.ctx, wanted, (*self.rows, *maps), "vec", self.shift)
 
     def _body(self, body: Scalar, found: Sequence[RegisterTile], at: Registers) -> tuple[Scalar, dict[str, Reader]]:
-        """Return arithmetic with its fragments and known values as scalars, and the readers of one point."""
+        """Return the arithmetic with its fragments and known values as scalars, and the readers of one point."""
         index = register_index(self.rows, at)
         readers = {name: element_reader(b, index) for name, b in self.results.items()}
         for known in (self.again, self.once):
@@ -273,7 +273,7 @@ class Rows:
         return named_loads(body, {f.load: f.name for f in every}), self.ctx.readers(readers)
 
     def _row_values(self, values: Sequence[Scalar]) -> list[Stmt]:
-        """Compute values that depend on no column once per row, before the columns are walked."""
+        """Compute values that do not depend on any column once per row, before walking the columns."""
         todo = self.once.new(values)
 
         def point(at: Registers) -> Stmt:

@@ -1,4 +1,4 @@
-"""Rows that stay in the scratchpad after the first stage that reads them; every thread rereads its own elements."""
+"""Rows that stay in the scratchpad after the first stage reads them; every thread rereads its own elements."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from roller.templates.gpu.rows.emit_loops import Tile
 from roller.tile.rows import kept_loads
 from roller.tile.scratchpad import STATIC_SHARED_BYTES
 
-#: Scratchpad reserved for exchanges of lanes if rows are held there statically (bytes).
+#: Scratchpad (bytes) reserved for exchanges between lanes if rows are held there statically.
 _EXCHANGE_BYTES = 8192
 
 
 @dataclass
 class HeldRows:
-    """The inputs ``staged`` as the threads ``lanes`` of a block hold them, by load."""
+    """The inputs ``staged``, as the threads ``lanes`` of a block hold them, by load."""
 
     ctx: Context
     staged: tuple[str, ...]
@@ -32,7 +32,7 @@ class HeldRows:
     buffers: dict[Load, Buffer] = field(default_factory=dict)
 
     def hold(self, found: Sequence[RegisterTile], maps: Sequence[AxisMap]) -> frozenset[Load]:
-        """Allocate scratchpad for staged inputs; return the loads that come from memory now."""
+        """Allocate scratchpad for staged inputs; return the loads that now come from memory."""
         new = []
         for f in found:
             if f.load.tensor in self.staged and f.load in kept_loads(self.ctx.expr) and f.load not in self.buffers:
@@ -50,7 +50,7 @@ class HeldRows:
         return f.move(at, self.buffers[f.load], self._place(f, maps, tile, at), leave=leave)
 
     def _place(self, f: RegisterTile, maps: Sequence[AxisMap], tile: Tile, at: Registers) -> Expr:
-        """Return the place of a thread's chunk in the scratchpad: neighbouring threads' chunks are adjacent."""
+        """Return the position of a thread's chunk in the scratchpad: neighbouring threads' chunks are adjacent."""
         chunk = 1 if f.vector_axis is None else f.maps[-1].vector
         number: Expr = num(0)
         for m in maps:

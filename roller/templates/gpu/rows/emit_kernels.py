@@ -1,4 +1,4 @@
-"""Kernels of row programs: one of all stages, two of a split reduction, or those of single reductions."""
+"""Kernels of row programs: one for all stages, two for a split reduction, or one for each single reduction."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from roller.templates.gpu.rows.emit import Rows
 from roller.tile import RProgram
 from roller.tile.rows import contiguous_axis, row_stages, rows_fuse
 
-#: Lanes of a row if the program has no tile for a stage.
+#: Number of lanes per row if the program has no tile for a stage.
 _LANES = 128
 
 
 def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernels of one reduction, or of a whole expression; ``None`` if its stages do not fuse."""
+    """Return the kernels for one reduction or for a whole expression, or ``None`` if its stages do not fuse."""
     if len(stages) < len(ctx.expr.stages):
         return [rows_of(ctx, s, program).write([s]) for s in stages]
     if program.split_k > 1:
@@ -30,7 +30,7 @@ def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[St
 
 
 def rows_of(ctx: Context, s: Stage, program: RProgram | None) -> Rows:
-    """Return the template of a stage, by the program, or by default mappings without one."""
+    """Return the template for a stage, following the program or, without one, default mappings."""
     order = store_order(s)
     if program is not None:
         rows = [axis_map(program, a) for a in order]

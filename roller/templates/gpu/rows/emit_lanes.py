@@ -32,7 +32,7 @@ from roller.templates.gpu.emit.nest import (
     with_buffers,
 )
 
-#: Largest product of parts and accumulators for which a lane's additions are unrolled.
+#: Maximum product of parts and accumulators for which a lane's additions are unrolled.
 _UNROLLED = 64
 #: Combines two partial results.
 Combine = Callable[[Expr, Expr], Expr]
@@ -58,11 +58,11 @@ class Lanes:
 
     @property
     def lane(self) -> Expr:
-        """Number of this thread among those of its row."""
+        """Number of this thread among the threads of its row."""
         return self.axis.var if self.axis is not None else num(0)
 
     def combine(self, result: Buffer, size: int, function: Combine, *, everyone: bool) -> Stmt:
-        """Combine ``result[0:size]`` of all lanes of a row, in the first lane only unless ``everyone``."""
+        """Combine ``result[0:size]`` of all lanes of a row, only in the first lane unless ``everyone``."""
         way = int(meeting(self.count, self.rows, DTYPE_BYTES[dtype_name(result)], along=self.neighbours))
         if way == Meeting.ALONE:
             return seq([])
@@ -115,7 +115,7 @@ class Lanes:
         return with_buffers([parts], seq([within, leave, barrier(), loop("i", size, add, unroll=True)]))
 
     def _in_scratchpad(self, result: Buffer, size: int, function: Combine, everyone: bool) -> Stmt:
-        """Let the first lane add the others' accumulators, moved as vectors without bank conflicts."""
+        """Let the first lane add the others' accumulators, which move as vectors without bank conflicts."""
         dtype = dtype_name(result)
         width = int(moved_elements(size, DTYPE_BYTES[dtype]))
         parts, total = (

@@ -1,6 +1,6 @@
 """Loops of a block's threads over whole steps without guards, and over the rest of an axis separately.
 
-The last tile of an axis that the tile does not divide is a body of its own, in which only one chunk per thread needs a
+If the tile does not divide an axis, the last tile has a separate loop body, in which only one chunk per thread needs a
 guard; the steps before it have no predicate.
 """
 
@@ -16,7 +16,7 @@ from roller.templates.gpu.emit.nest import Expr, Many, Stmt, loop, loops, num, s
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile of every axis: its start, the axes that end in it (``tails``), and those that start with slack."""
+    """One tile of every axis: its start, the axes that end in it (``tails``), and the axes that start with slack."""
 
     base: dict[str, Expr]
     tails: frozenset[str]
@@ -43,7 +43,7 @@ def sweep(maps: Sequence[AxisMap], body: Callable[[Tile], Stmt], part: Part | No
         share = -(-m.steps // part.count) if part is not None and m.name == shared else 0
         first = part.index * share if share and part is not None else num(0)
         found: list[Stmt] = []
-        if whole and head:  # a first tile with slack is a body of its own
+        if whole and head:  # a first tile with slack has a separate body
             begin = at(depth + 1, Tile({**tile.base, m.name: num(0)}, tile.tails, tile.heads | head))
             found.append(when([first.equal(0)] if share else [], begin))
         skipped = 1 if found else 0

@@ -1,4 +1,4 @@
-"""Registers for values a row kernel computes once: per row, or per element for later stages.
+"""Registers for values that a row kernel computes once: per row, or per element for later stages.
 
 The expression determines these values (:mod:`roller.tile.row_values`).
 """
@@ -19,7 +19,7 @@ from roller.tile.row_values import replaced
 
 @dataclass
 class ValueRegisters:
-    """Registers of values per point of ``maps``; only those in ``ready`` may be read."""
+    """Registers of values per point of ``maps``; only values in ``ready`` may be read."""
 
     prefix: str
     maps: tuple[AxisMap, ...]

@@ -1,7 +1,7 @@
 """Rows walked in positions that are aligned whatever their pitch (:mod:`roller.tile.row_shift`).
 
-The columns' map is one of positions, of which there are more than elements. Chunks at the edges of a row are guarded
-element by element unless they lie inside; all others are vectors without a predicate.
+The columns are mapped by position, and there are more positions than elements. Chunks at the edges of a row are guarded
+element by element unless they lie inside; all other chunks are vectors without a predicate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Shifted:
 
     @classmethod
     def of(cls, anchor: Stage, tensors: Mapping[str, Tensor], columns: Sequence[AxisMap]) -> Shifted | None:
-        """Return the columns as positions; ``None`` if vectors are aligned already or another step were needed."""
+        """Return the columns as positions, or ``None`` if vectors are aligned already or would need another step."""
         m = columns[0] if len(columns) == 1 else None
         found = row_shift(anchor, tensors, m.vector) if m is not None and m.interleaved else None
         if m is None or found is None or found.axis != m.name:
@@ -38,7 +38,7 @@ class Shifted:
 
     @property
     def elements(self) -> int:
-        """Elements of a row."""
+        """Number of elements in a row."""
         return self.map.certain
 
     def columns(
@@ -49,7 +49,7 @@ class Shifted:
         return {m.name: positions[m.name] - behind if m.slack else positions[m.name] for m in maps}
 
     def at_edge(self, at: Registers) -> bool:
-        """Whether the chunk at a register point may lie outside a row, wholly or partly."""
+        """Return whether the chunk at a register point may lie outside a row, wholly or partly."""
         return self.map.name in at.edges
 
     def inside(self, at: Registers, env: Mapping[str, Expr]) -> list[Expr]:

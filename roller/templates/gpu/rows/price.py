@@ -1,4 +1,4 @@
-"""Price of row programs: accesses pass the load and store pipe one by one, and a block waits row by row."""
+"""Price of row programs: accesses pass through the load and store pipe one by one, and a block waits row by row."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Work of row programs: loads and stores, shuffles, exchanges in scratchpad, the latency chain of a block.
+"""Work of row programs: loads and stores, shuffles, exchanges in scratchpad, and the latency chain of a block.
 
-Instruction counts are those of PTX and machine code (NVRTC 12.9) of softmax, norms and sums.
+Instruction counts are from PTX and machine code (NVRTC 12.9) of softmax, norms and sums.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from roller.tile.geometry import Floats
 from roller.tile.row_values import Share, row_conversions, row_mix
 from roller.tile.transactions import tile_transaction_bytes
 
-#: A conversion from or to half precision, per element.
+#: Instructions per element for a conversion to or from half precision.
 HALF_INSTRUCTIONS = 1.0
-#: FMA-pipe instructions of a special function (exponential: argument reduction; division: Newton steps).
+#: FMA-pipe instructions for a special function (exponential: argument reduction; division: Newton steps).
 SPECIAL_INSTRUCTIONS = 7.0
 #: A shuffle, and the operation that combines its result.
 SHUFFLE_INSTRUCTIONS = 2.0
@@ -39,7 +39,7 @@ SHUFFLE_INSTRUCTIONS = 2.0
 def row_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> Work:
-    """Return the work of every block of row programs, all stages and steps as one."""
+    """Return the work of every block of row programs, with all stages and steps combined."""
     del copies, laid  # loads go to registers, and threads reread adjacent words of their own
     per_unit, schedulers, lanes = spec.compute.ops_per_cycle_per_unit, spec.teu.schedulers_per_unit, spec.teu.lanes
     rate = per_unit["issue"] / lanes / schedulers
@@ -87,8 +87,9 @@ def row_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
 
 
 def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the seconds a unit's load and store pipe needs for all accesses of one block."""
-    # An access takes a cycle per line that its lanes touch: neighbours share one, lanes with rows of their own do not.
+    """Return the seconds that a unit's load and store pipe needs for all accesses of one block."""
+    # An access takes a cycle per line that its lanes touch: neighbours share lines, but lanes with separate rows do
+    # not.
     shape, line = RowShape.of(batch.geometry), line_bytes(spec)
     lanes = teu_lanes(batch, spec.teu.lanes)
     total = np.zeros(len(batch))
@@ -103,7 +104,7 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
         accesses = a.elements(batch.register) / width * np.where(wide, batch.steps, 1) * times
         total = total + accesses * touched / line
     for r in shape.reads if batch.staged else ():
-        if r.keepable:  # left in the scratchpad once, fetched by the other stages, without conflicts
+        if r.keepable:  # written to the scratchpad once and fetched by the other stages without conflicts
             moved = r.access.elements(batch.register) * batch.steps * r.access.tensor.itemsize_bytes * r.passes
             total = total + moved * spec.teu.lanes / line
     teus = -(-batch.threads_per_block // spec.teu.lanes)
@@ -117,7 +118,7 @@ def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: f
     # TEU takes ``lanes_cycles / rate`` cycles.
     points = (batch.register_points * batch.steps * batch.register_outputs).astype(np.float64)
     outputs = batch.register_outputs.astype(np.float64)
-    # Computed again in every stage that needs it, unless the row is kept.
+    # A value is computed again in every stage that needs it, unless the row is kept.
     times = {Share.ROW: outputs, Share.ELEMENT: points, Share.AGAIN: np.where(keeps(batch), 0.0, points)}
     cycles = count = np.zeros(len(batch))
     for share, dtype, fn, n in row_mix(batch.geometry.expr):
@@ -148,7 +149,7 @@ def row_exchange(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
 
 
 def _shuffles(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tuple[Floats, Floats]:
-    """Return cycles and instructions of shuffles, and of one exchange between warps in the scratchpad."""
+    """Return cycles and instructions for shuffles, and for one exchange between warps in the scratchpad."""
     del reduction
     (lanes, _), held = lane_counts(batch), batch.register_outputs.astype(np.float64)
     latency, barrier = _latency_cycles(spec)
@@ -160,7 +161,7 @@ def _shuffles(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tu
 
 
 def _gathers(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tuple[Floats, Floats]:
-    """Return cycles and instructions of the first lane adding the others' accumulators and sharing the result."""
+    """Return cycles and instructions for the first lane to add the others' accumulators and share the result."""
     (lanes, _), held = lane_counts(batch), batch.register_outputs.astype(np.float64)
     latency, barrier = _latency_cycles(spec)
     vector = moved_elements(batch.register_outputs, reduction.itemsize_bytes)
@@ -172,12 +173,12 @@ def _gathers(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tup
 
 
 def _latency_cycles(spec: DeviceSpec) -> tuple[float, float]:
-    """Return the latency of a step, and of a barrier."""
+    """Return the latency of a step and of a barrier."""
     return spec.execution.step_latency_s * spec.clock_hz, spec.execution.barrier_s * spec.clock_hz
 
 
 def row_chain_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the memory latencies that one block alone waits for, one after the other."""
+    """Return the memory latencies for which one block alone waits, one after the other."""
     shape = RowShape.of(batch.geometry)
     # A kept row is loaded once; a step waits for its loads before the next one issues its own.
     far, near = spec.layer("global").latency_s or 0.0, spec.layer("l2").latency_s or 0.0

@@ -1,4 +1,4 @@
-"""Candidate GPU programs of element-wise streams: direct, or transposed through the scratchpad."""
+"""Candidate GPU programs for element-wise streams: direct, or transposed through the scratchpad."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from roller.templates.gpu.common.occupancy import scratchpad_bytes
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import STREAMING, structure_of
 
-#: Most threads of a block that transposes a tile.
+#: Maximum number of threads in a block that transposes a tile.
 _MOST_THREADS = 512
 
 
 def stream_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs of a stream, and those that transpose tiles if an input has another order."""
+    """Return the programs for a stream, including programs that transpose tiles if an input has another order."""
     if structure_of(geometry).reduces:
         return []
     register, block = streaming(geometry, spec)
@@ -37,7 +37,7 @@ def stream_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions
 
 
 def streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return tiles of streams: threads fill axes from the last, and a thread holds several vectors of it."""
+    """Return tiles for streams: threads fill axes from the last one on, and a thread holds several vectors of it."""
     rank = len(geometry.names)
     registers, blocks = [], []
     limit = spec.limits.threads_per_block or spec.teu.lanes
@@ -65,7 +65,7 @@ def streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
 
 
 def transposed(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return tiles of streams that transpose inputs contiguous along another axis than the result."""
+    """Return tiles for streams that transpose inputs contiguous along a different axis from the result."""
     # Threads copy along the input's rows into the scratchpad, and store along the result's.
     rank = len(geometry.names)
     none = np.ones((0, rank), np.int64)

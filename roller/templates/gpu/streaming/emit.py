@@ -1,7 +1,7 @@
-"""Template of streaming kernels: every element of an output once, no reduction.
+"""Template for streaming kernels, which compute every output element once, without a reduction.
 
-A thread loads all vectors of its tile before it stores the first, so that as many bytes are in flight as the tile
-holds.
+A thread loads all vectors of its tile before it stores the first vector, so that as many bytes are in flight as the
+tile holds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from roller.templates.gpu.emit.staging import Domain, copy_tile, stage_tile
 from roller.tile import RProgram
 from roller.tile.layout import has_tile
 
-#: Threads of a block if the program has no tile for a stage (the smaller stages of a fallback).
+#: Threads per block if the program has no tile for a stage (the smaller stages of a fallback).
 _THREADS = 256
 
 
@@ -82,7 +82,7 @@ class _Streaming:
 
     @cached_property
     def _body(self) -> Scalar:
-        """Body of the stage, its loads named if they are fetched or staged."""
+        """Body of the stage, with named loads if they are fetched or staged."""
         return named_loads(self.stage.body, {**self.apart, **{f.load: f.name for f in self.found}})
 
     def _place(self, at: Registers, only: Sequence[AxisMap]) -> tuple[dict[str, Expr], list[Expr]]:
@@ -118,7 +118,7 @@ class _Streaming:
         return when(inside, vector_store(target, neighbour(store_at, env, vector.name), lane, vector.vector))
 
     def _value(self, at: Registers, env: Mapping[str, Expr]) -> Expr:
-        """Return the element at ``env``, whose operands registers hold at ``at``."""
+        """Return the element at ``env``, whose operands are in registers at ``at``."""
         local = {f.name: element_reader(f.buffer, f.index(at)) for f in self.found}
         inside_tile = {a: x - self.base[a] for a, x in env.items()}
         local |= {self.apart[t.load]: element_reader(t.target, t.offset(inside_tile)) for t in self.tiles}
@@ -131,7 +131,7 @@ def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[St
 
 
 def stream_of(ctx: Context, s: Stage, program: RProgram) -> Stmt:
-    """Return the kernel of an element-wise stage, by the program if their axes agree."""
+    """Return the kernel of an element-wise stage, which follows the program if their axes agree."""
     order = store_order(s)
     anchor = ctx.expr.anchor
     if {a.name: a.extent for a in order} == {a.name: a.extent for a in anchor.spatial_axes} and anchor.combiner is None:

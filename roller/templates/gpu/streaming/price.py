@@ -1,4 +1,4 @@
-"""Price of streams: inputs with another order than the result touch more cache lines."""
+"""Price of streams: inputs whose order differs from the result's touch more cache lines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from roller.tile.transactions import tile_transaction_bytes
 
 
 def scattered_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return a block's seconds in the unit's load and store pipe beyond those of whole lines."""
-    # Neighbouring threads own neighbouring elements of the result; in an input of another order each touches a line of
-    # its own.
+    """Return a block's seconds in the unit's load and store pipe beyond the seconds for whole lines."""
+    # Neighbouring threads own neighbouring elements of the result; in an input with another order, each thread touches
+    # a separate line.
     g, line = batch.geometry, line_bytes(spec)
     total = np.zeros(len(batch))
     if batch.staged or not g.order:

@@ -1,1 +1,1 @@
-"""Tiled reductions on threads: tiles in the scratchpad, register tiles."""
+"""Tiled reductions on threads, with tiles in the scratchpad and register tiles."""

@@ -1,4 +1,4 @@
-"""Candidate tiled GPU programs of one canonical form, as arrays (scale-up, then scale-out)."""
+"""Candidate tiled GPU programs for one canonical form, as arrays (scale-up, then scale-out)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.geometry import Geometry, Ints, product
 from roller.tile.structures import TILED, structure_of
 
-#: Reduction steps branched over per block tile.
+#: Number of reduction steps to branch over per block tile.
 _STEPS = 8
 
 
-#: Parts a reduction is split into if blocks are few; most blocks per unit; least steps of each of more parts.
+#: Parts into which a reduction is split if there are few blocks; maximum blocks per unit; minimum steps per part.
 SPLITS, _FULL, _LEAST_STEPS = (2, 4, 8, 16), 4, 2
 
-#: Least number of register tiles per doubling of their outputs.
+#: Minimum number of register tiles per doubling of their outputs.
 _KERNELS = 4
-#: Block tiles grown side by side per step, and ways followed from each.
+#: Number of block tiles grown side by side per step, and ways followed from each.
 _STATES, _BRANCH = 256, 2
 
 
@@ -73,16 +73,16 @@ def step_tables(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], In
 
 
 def kernels(geometry: Geometry, spec: DeviceSpec, seen: Growth | None = None) -> Ints:
-    """Return the register tiles that blocks are grown from, ``(N, axes)``; ``seen`` records their growth."""
+    """Return the register tiles from which blocks are grown, ``(N, axes)``; ``seen`` records their growth."""
     one, usable = np.ones(1, np.int64), spec.limits.usable_registers_per_thread or 0
 
     def fits(tiles: Ints) -> np.ndarray:
         return register_words(TileBatch(geometry, TILED.name, tiles, tiles, one, geometry.load_names)) <= usable
 
-    keep = max(_KERNELS, 4 * _KERNELS // max(1, int(geometry.spatial.sum())))  # few axes have few shapes of a TEU
+    keep = max(_KERNELS, 4 * _KERNELS // max(1, int(geometry.spatial.sum())))  # with few axes, a TEU has few shapes
     start = np.ones(len(geometry.names), np.int64)
     registers = register_tiles(geometry, fits, keep, start, seen)
-    # The innermost of windows is also tried unrolled with the outputs: they share operands then.
+    # The innermost window is also tried unrolled with the outputs, which then share operands.
     if geometry.window_axes[~geometry.spatial].all():
         last = int(np.flatnonzero(~geometry.spatial)[-1])
         start[last] = geometry.extents[last]
@@ -93,7 +93,7 @@ def kernels(geometry: Geometry, spec: DeviceSpec, seen: Growth | None = None) ->
 def most_promising(
     geometry: Geometry, spec: DeviceSpec, visited: Ints, steps: dict[tuple[int, ...], Ints], count: int
 ) -> Ints:
-    """Return the ``count`` states of least bound (arithmetic or shared cache), in the order visited."""
+    """Return the ``count`` states with the smallest bound (arithmetic or shared cache), in the order visited."""
     if len(visited) <= count:
         return visited
     a = len(geometry.names)
@@ -113,7 +113,7 @@ def _even_sample(rows: Ints, count: int) -> Ints:
 
 
 def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions) -> TileBatch:
-    """Keep tiles that fit the scratchpad and the allowed padding; add split-K variants if blocks are few."""
+    """Keep tiles that fit the scratchpad and the allowed padding; add split-K variants if there are few blocks."""
     batch = TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), geometry.load_names)
     keep = scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes
     keep &= padding_allowed(geometry, block, options)
@@ -136,7 +136,7 @@ def joined(parts: Sequence[TileBatch]) -> TileBatch:
 
 
 def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
-    """Return the programs with their reduction split over blocks if outputs make too few blocks."""
+    """Return the programs with their reduction split over blocks if the outputs yield too few blocks."""
     found = []
     for split in splits(spec):
         some = np.flatnonzero(is_split_useful(batch.blocks, batch.steps, split, spec))
@@ -147,15 +147,15 @@ def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
 
 
 def is_split_useful(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSpec) -> np.ndarray:
-    """Mask of unsplit tiles to split into ``parts``: they leave units idle, and every part has enough steps."""
-    further = np.asarray(parts) > max(SPLITS)  # only if fewer parts leave units idle, and with steps to overlap
+    """Return the mask of tiles to split into ``parts``: they leave units idle, and every part has enough steps."""
+    further = np.asarray(parts) > max(SPLITS)  # only if fewer parts leave units idle and if there are steps to overlap
     useful = (blocks < spec.units) & (steps > 1) & (blocks * parts <= _FULL * spec.units)
     useful &= steps >= parts * np.where(further, _LEAST_STEPS, 1)
     return np.asarray(useful & (~further | (4 * blocks * parts > 3 * spec.units)))
 
 
 def splits(spec: DeviceSpec) -> tuple[int, ...]:
-    """Return the parts a reduction may be split into: at most those that make a few blocks per unit of one tile."""
+    """Return the part counts for splitting a reduction: at most those that give a few blocks per unit for one tile."""
     return (*SPLITS, *(1 << n for n in range(max(SPLITS).bit_length(), (_FULL * spec.units).bit_length())))
 
 
@@ -168,14 +168,14 @@ def _grow_blocks(
     limit = spec.limits.threads_per_block or 0
     spatial_axes = np.flatnonzero(geometry.spatial)
     jumps = [_next_divisor(int(geometry.extents[x]), states[:, x], limit) for x in spatial_axes]
-    for _ in range(5):  # threads double, finish their axis, or go on to the next number that divides it
+    for _ in range(5):  # the threads double, finish their axis, or advance to the next number that divides it
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
         table = np.repeat(states[None], 2 * len(spatial_axes), axis=0)
         grows = np.empty(table.shape[:2], bool)
         for n, axis in enumerate(spatial_axes):
             now, most = threads[:, axis], useful[:, axis]
-            double = np.where((now & (now - 1)) == 0, 2 * now, most)  # powers of two, then all the axis has
+            double = np.where((now & (now - 1)) == 0, 2 * now, most)  # powers of two, then all that the axis has
             further = np.where(now < most, np.minimum(double, most), now), jumps[n][register[:, axis], now]
             table[2 * n : 2 * n + 2, :, a + axis] = further
             grows[2 * n : 2 * n + 2] = further > now
@@ -191,8 +191,8 @@ def _grow_blocks(
             break
         states = _even_sample(unique_rows(chosen), _STATES)
         visited.append(states)
-    # Shrinking a grown tile until there are blocks enough leads back to a state visited on the way up, so the
-    # smaller states are the shrunk ones; without shrinking only tiles that nothing can enlarge remain.
+    # Shrinking a grown tile until there are enough blocks leads back to a state visited on the way up, so the
+    # smaller states are the shrunk ones; without shrinking, only tiles that nothing can enlarge remain.
     found = unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
     whole = whole_teus(found[:, a:], geometry.spatial, spec.teu.lanes, limit)
     return unique_rows(np.concatenate([found[whole[:, -1], :a], whole[:, :-1]], axis=1))

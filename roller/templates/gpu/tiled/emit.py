@@ -1,6 +1,6 @@
-"""Template of the tiled reduction: scratchpad tiles, register tiles, fused epilogue, split reduction.
+"""Template for the tiled reduction: scratchpad tiles, register tiles, a fused epilogue, and split reductions.
 
-In every step of the reduction all threads of a block copy the staged tiles, then each thread multiplies register
+In every step of the reduction, all threads of a block copy the staged tiles, then each thread multiplies register
 fragments into its accumulators; the epilogue runs on the accumulators.
 """
 
@@ -55,13 +55,13 @@ from roller.templates.gpu.tiled.emit_pipeline import Pipeline
 from roller.tile import RProgram
 from roller.tile.layout import has_tile
 
-#: Words of the widest read of the scratchpad.
+#: Words per widest scratchpad read.
 _VECTOR_WORDS = 4
 
 
 @dataclass(frozen=True)
 class View:
-    """Place of a staged tile's elements: ``source`` from ``offset`` on, relative to the thread's place ``lane``."""
+    """Place of a staged tile's elements: ``source`` from ``offset`` on, relative to the thread's position ``lane``."""
 
     source: Buffer
     offset: Expr
@@ -70,7 +70,7 @@ class View:
 
 @dataclass(frozen=True)
 class Point:
-    """One reduction point: start of the current tile and place in it along every axis; views of the tiles' slots."""
+    """One reduction point: start of the current tile and position in it along every axis; views of the slots."""
 
     base: Mapping[str, Expr]
     inner: Mapping[str, Expr]
@@ -115,7 +115,7 @@ class Tiled:
         return placed(out)
 
     def _fragment(self, n: int, ld: Load) -> OperandFragment:
-        """Return the registers of one load: one element per register point of the axes it moves with."""
+        """Return the registers of one load: one element per register point of the axes with which it moves."""
         moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
         maps = tuple(m for m in self.maps if m.name in moving)
         dtype = compute_dtype(self.ctx.expr.tensors[ld.tensor].dtype)
@@ -124,7 +124,7 @@ class Tiled:
         return OperandFragment.of(ld, f"frag{n}", maps, depth, dtype)
 
     def _together(self, axis: str) -> int:
-        """Return how many points of the innermost reduction axis one read of the scratchpad may bring."""
+        """Return the number of points of the innermost reduction axis that one scratchpad read may deliver."""
         return math.gcd(self.domain.tile[axis], _VECTOR_WORDS)
 
     def _mask_axes(self) -> list[str]:
@@ -148,7 +148,7 @@ class Tiled:
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Return the initial accumulators, then all steps of this block's share of the reduction."""
+        """Return statements that initialize the accumulators, then all steps of this block's share of the reduction."""
         neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
         init = register_points(self.maps, lambda at: store(self.acc, neutral, register_index(self.maps, at)))
         body = self._reduction()
@@ -195,7 +195,7 @@ class Tiled:
         return seq([*copies, self._inner(base, views)])
 
     def _in_slot(self, base: Mapping[str, Expr], slot: Expr) -> Stmt:
-        """Return the arithmetic of a step on a slot of the tiles, after computing the thread's own place."""
+        """Return the arithmetic of a step on a slot of the tiles, after computing the thread's own position."""
         nowhere = {m.name: num(0) for m in self.maps}
         lanes = {m.name: m.local(self.lane[m.name], num(0)) for m in self.maps}
         here = {**{a: num(0) for a in self.stage.extents}, **lanes}
@@ -203,18 +203,18 @@ class Tiled:
         views = {}
         mixed = len({t.target.name for t in self.tiles.values() if t.target.scope() == "shared.dyn"}) > 1
         for n, (ld, t) in enumerate(self.tiles.items()):
-            # On targets without bfloat16 TVM makes its tiles float32, and a pointer's type would be wrong.
+            # On targets without bfloat16, TVM makes its tiles float32, and a pointer's type would be wrong.
             if mixed or (dtype_name(t.target) == "bfloat16" and not self.ctx.async_copies):
                 views[ld] = View(t.target, t.slot(slot), self.lane)
                 continue
             statement, start_here = start(f"at{n}", t.target, t.slot(slot) + t.offset(here))
             names.append(statement)
-            # The buffer starts at the thread's place, which includes the constants of the tile's indices.
+            # The buffer starts at the thread's position, which includes the constants of the tile's indices.
             views[ld] = View(start_here, num(-t.constant), nowhere)
         return seq([*names, self._inner(base, views)])
 
     def _inner(self, base: Mapping[str, Expr], views: Mapping[Load, View]) -> Stmt:
-        """Return loops over one step of the reduction, the innermost ones unrolled within the budget."""
+        """Return loops over one step of the reduction, with the innermost loops unrolled within the budget."""
         budget = max(1, UNROLL_BUDGET // register_count(self.maps))
         plan: list[tuple[str, int, bool]] = []
         depth = max(f.depth for f in self.fragments)
@@ -304,7 +304,7 @@ class Tiled:
         return register_points(maps, fill, vector=vector.name if vector else None)
 
     def _in_place(self, f: OperandFragment, at: Registers, p: Point) -> Stmt:
-        """Read one element of an unstaged input, guarded if padding could leave the tensor."""
+        """Read one element of an unstaged input, guarded if padding could reach outside the tensor."""
         ld, maps, frag = f.load, f.maps, f.target
         env = {**p.base, **{a: p.base[a] + v for a, v in p.inner.items()}}
         env.update({m.name: self.base[m.name] + self.local(m, at) for m in maps})
@@ -322,7 +322,7 @@ class Tiled:
         return kernel((self.block, self.thread), seq([self.accumulate(), self.write(result, target, prefix)]))
 
     def write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
-        """Write the accumulators to ``target`` at leading indices ``prefix``, through the epilogue if any."""
+        """Write the accumulators to ``target`` at leading indices ``prefix``, through the epilogue if there is one."""
         results = Results.of(result)
         vector = next((m for m in self.maps if results.vector(m.name, m.extent, m.vector) > 1), None)
         width = vector.vector if vector else 1

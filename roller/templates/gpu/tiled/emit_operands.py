@@ -20,7 +20,7 @@ from roller.tile.access import VECTOR_BYTES
 
 @dataclass(frozen=True)
 class OperandFragment:
-    """Registers of a load: ``depth`` innermost reduction points, read at once, per register point of ``maps``."""
+    """Registers for a load: ``depth`` innermost reduction points, read at once, per register point of ``maps``."""
 
     load: Load
     name: str
@@ -43,12 +43,12 @@ def vector_map(tile: StagedTile, maps: tuple[AxisMap, ...], domain: Domain) -> A
 
 
 def depth_of(tile: StagedTile | None, axis: str, width: int, domain: Domain) -> int:
-    """Return how many of ``width`` successive points of a reduction axis one read brings: all, or one."""
+    """Return the number of ``width`` successive points of a reduction axis that one read delivers: all, or one."""
     return width if tile is not None and width > 1 and _runs(tile, axis, width, domain) else 1
 
 
 def _runs(tile: StagedTile, axis: str, width: int, domain: Domain) -> bool:
-    """Whether aligned chunks of ``width`` along an axis are always aligned vectors of the tile."""
+    """Return whether aligned chunks of ``width`` along an axis are always aligned vectors of the tile."""
     dtype = dtype_name(tile.target)
     if width * DTYPE_BYTES[dtype] > VECTOR_BYTES:
         return False
@@ -68,7 +68,7 @@ def read_vector(width: int, element: Callable[[Expr], Expr], dtype: str, put: Ca
     """Read ``width`` neighbours of the scratchpad at once and ``put(v, value)`` them into registers."""
     if compute_dtype(dtype) == dtype:
         return vector_loop(width, lambda v: put(v, element(v)))
-    # Half types are converted after the read: a conversion within it would make ``width`` reads of two bytes.
+    # Half types are converted after the read: a conversion within the read would cause ``width`` reads of two bytes.
     raw = buffer("narrow", (width,), dtype, "local")
     read = vector_loop(width, lambda v: store(raw, element(v), v))
     return with_buffers([raw], seq([read, loop("e", width, lambda v: put(v, promote(load(raw, v))), unroll=True)]))

@@ -1,8 +1,8 @@
-"""The reduction of a tiled kernel as a pipeline: tiles of later steps are copied during the arithmetic of this one.
+"""The reduction of a tiled kernel as a pipeline: tiles of later steps are copied during the current step's arithmetic.
 
-Staged tiles have several *slots*. With asynchronous copies the ring is filled ``stages - 1`` steps ahead, without
-registers. Otherwise two slots alternate, and a thread holds its share of the next tile in registers meanwhile. Either
-way one barrier per step separates a slot's last use from its next filling, and the filling from its first use.
+Staged tiles have several *slots*. With asynchronous copies, the ring is filled ``stages - 1`` steps ahead, without
+registers. Otherwise two slots alternate, and meanwhile a thread holds its share of the next tile in registers. Either
+way, one barrier per step separates a slot's last use from its next filling, and the filling from its first use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pipeline:
     Parameters
     ----------
     base
-        Start of the tile of every axis at a step.
+        Start of the tile along every axis at a step.
     multiply
         Arithmetic of a step on its slot.
     """
@@ -59,7 +59,7 @@ class Pipeline:
 
     def statement(self) -> Stmt:
         """Return the whole reduction."""
-        self.ctx.own_barriers = True  # TVM would put its own around every access of a slot
+        self.ctx.own_barriers = True  # TVM would put its own barriers around every access to a slot
         if self.ctx.async_copies:
             return self._asynchronous()
         if self.stages > 2:
@@ -162,7 +162,7 @@ class Pipeline:
         return with_buffers(held, seq([first, device.barrier(), loop("step", self.count, one)]))
 
     def _fetch(self, r: Rounds, held: Buffer, base: Mapping[str, Expr]) -> Stmt:
-        """Load a thread's share of the tile of a step."""
+        """Load a thread's share of a step's tile."""
 
         def each(c: Chunk) -> Stmt:
             return transfer(self.ctx, r.tile, c, num(0), held, c.number * r.width)
@@ -170,7 +170,7 @@ class Pipeline:
         return r.statement(self.domain, base, self.thread, each, whole=True)
 
     def _put(self, r: Rounds, held: Buffer, base: Mapping[str, Expr], slot: Expr) -> Stmt:
-        """Store a thread's share of a tile to a slot."""
+        """Store a thread's share of a tile in a slot."""
 
         def each(c: Chunk) -> Stmt:
             move = lambda v: store(r.tile.target, load(held, c.number * r.width + v), slot + c.offset + v)  # noqa: E731

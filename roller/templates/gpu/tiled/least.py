@@ -1,7 +1,7 @@
-"""A lower bound over all layouts of tiled programs, tight enough to tell which programs are worth laying out.
+"""A lower bound over all layouts of tiled programs, tight enough to determine which programs are worth laying out.
 
-A layout chooses storage padding and vectors. Padding reduces the blocks per unit and may narrow copies, and yet the
-remaining waves may end better: the bound is the least over every number of blocks that a padding may leave.
+A layout chooses storage padding and vectors. Padding reduces the blocks per unit and may narrow copies, but the
+resulting waves may still fit better, so the bound is the minimum over every number of blocks that padding may leave.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from roller.tile.layout import PADDING_STEPS
 
 
 class LeastLaidOut:
-    """Times that no layout of each tiled program beats."""
+    """Times that no layout of a tiled program beats."""
 
     def __init__(self, batch: TileBatch, spec: DeviceSpec) -> None:
         self._batch, self._spec = batch, spec
@@ -39,14 +39,14 @@ class LeastLaidOut:
         self._copies = _least_copies(batch, spec)
 
     def likely_s(self) -> Floats:
-        """Return bounds of layouts that keep the blocks per unit, ``(N,)``; infinite if none fits the device."""
+        """Return bounds on layouts that keep the blocks per unit, ``(N,)``; infinite if none fits the device."""
         resident = np.maximum(self._most, 1)
-        # For the whole batch, whose memo its parts share.
+        # The result covers the whole batch, whose memo its parts share.
         every = least_held_s(self._batch, self._spec, resident, self._copies, PHASES)
         return np.where(self._most > 0, every, np.inf)
 
     def least_s(self, likely: Floats, limit_s: float) -> Floats:
-        """Return bounds of all layouts, ``(N,)``; a value above ``limit_s`` only means that the bound exceeds it."""
+        """Return bounds on all layouts, ``(N,)``; a value above ``limit_s`` only means that the bound exceeds it."""
         found = np.full(len(self._batch), np.inf)
         rows = np.flatnonzero((likely > limit_s) & (self._fewest < self._most))
         fewer = rows[self._of(rows, self._most, most=True)[rows] <= limit_s]
@@ -80,7 +80,7 @@ class LeastLaidOut:
 
 
 def _resident(batch: TileBatch, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Return the fewest (at least one) and the most blocks that a unit holds, over all layouts."""
+    """Return the minimum (at least one) and the maximum number of blocks that a unit holds, over all layouts."""
     pads = {a.tensor.name: np.full(len(batch), _most_padding(a.tensor.itemsize_bytes)) for a in batch.staged_loads}
     fewest, _ = held_blocks(batch, spec, scratchpad_bytes(batch, pads), allocated_registers(batch, spec))
     least_wanted = register_words(batch) + held_registers(batch, spec) + BASE_REGISTERS
@@ -93,7 +93,7 @@ def _most_padding(itemsize_bytes: int) -> int:
 
 
 def _least_copies(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return the least copy instructions per block and step, and those of addresses, over all paddings."""
+    """Return the minimum copy and address instructions per block and step, over all paddings."""
     every, addresses = unstaged_copies(batch), np.zeros(len(batch))
     for a in batch.staged_loads:
         axes, widths, counted = axes_of(a, batch), list[Ints](), []

@@ -12,7 +12,7 @@ from roller.templates.common.moves import Place, beside
 from roller.templates.gpu.tiled.variants import RASTERS, stage_choices
 from roller.tile.winograd_products import ELEMENT
 
-#: Parts a reduction is split into.
+#: Numbers of parts into which a reduction is split.
 SPLITS = (1, 2, 4, 8, 16)
 
 

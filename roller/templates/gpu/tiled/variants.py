@@ -1,7 +1,7 @@
 """Pipelines, orders of blocks and other splits for the most promising tiled programs.
 
-These choices change neither tiles nor layouts, so only programs that could win are priced with each, and a choice is
-offered if it makes its program faster.
+These choices change neither tiles nor layouts, so only programs that could win are priced with each choice, and a
+choice is offered if it makes its program faster.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.geometry import Ints
 from roller.tile.program import RProgram
 
-#: Programs considered, by the bound of a plain program and then by that of a pipeline.
+#: Number of programs considered, by the bound of a plain program and then by the bound of a pipeline.
 _PLAIN, _PIPELINED = 1024, 160
-#: Programs priced with other orders of blocks.
+#: Number of programs priced with other orders of blocks.
 _RASTERED = 32
-#: Tiles whose reduction is split into other numbers of parts; those numbers; waves of one block per unit that count as
-#: few; most waves that parts may make.
+#: Number of tiles whose reduction is split into other numbers of parts; those numbers; waves of one block per unit that
+#: count as few; maximum waves that parts may form.
 _SPLIT_TILES, _PARTS, _FEW_WAVES, _MOST_WAVES = 40, (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64), 3, 12
 #: Waves of one block per unit that parts may fill exactly.
 _FULL_WAVES = (1, 2, 4, 8)
-#: Numbers of copies of a tile, without and with asynchronous copies.
+#: Numbers of copies of a tile, without and with asynchronous copying.
 STAGES_THROUGH_REGISTERS, STAGES = (2,), (2, 3, 4)
-#: Tiles of the slower axis that blocks cover before the faster axis advances.
+#: Numbers of tiles along the slower axis that blocks cover before the faster axis advances.
 RASTERS = (4, 8, 16)
 
 
 def stage_choices(spec: DeviceSpec) -> tuple[int, ...]:
-    """Return how many copies of a tile a pipeline may have on a device."""
+    """Return the numbers of copies of a tile that a pipeline may have on a device."""
     return STAGES if spec.execution.async_copy_bytes else STAGES_THROUGH_REGISTERS
 
 
@@ -53,7 +53,7 @@ def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> 
     plain, pipelines = _seconds(some, spec), _seconds(some.varied(tried[1:]), spec)
     seconds = np.concatenate([plain, pipelines]).reshape(len(tried), -1)
     stages, raster = np.repeat(tried, len(some)).reshape(seconds.shape), np.ones(seconds.shape, np.int64)
-    seconds[stages > np.maximum(some.steps, 1)] = np.inf  # slots no step would fill
+    seconds[stages > np.maximum(some.steps, 1)] = np.inf  # slots that no step would fill
     if exceeds_cache(batch, spec):
         best, least = stages[seconds.argmin(axis=0), programs], seconds.min(axis=0)
         kinds = (programs[:first_other], programs[first_other:])
@@ -61,7 +61,7 @@ def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> 
         orders = _in_other_orders(some, best, first, spec)
         seconds, stages = np.concatenate([seconds, orders]), np.concatenate([stages, [best] * len(RASTERS)])
         raster = np.concatenate([raster, np.repeat(RASTERS, len(some)).reshape(orders.shape)])
-    chosen = seconds.argmin(axis=0), programs  # of equals the first, which is the simplest
+    chosen = seconds.argmin(axis=0), programs  # among equals, the first, which is the simplest
     seconds, stages, raster = seconds[chosen], stages[chosen], raster[chosen]
     found = [others.priced(spec, plain[first_other:])] if len(others) else []
     for alone in (True, False):
@@ -81,7 +81,7 @@ def _joined(one: TileBatch, other: TileBatch) -> TileBatch:
 
 
 def _in_other_orders(batch: TileBatch, stages: Ints, first: np.ndarray, spec: DeviceSpec) -> np.ndarray:
-    """Return the times of some programs with every order of blocks, infinite for others, ``(orders, N)``."""
+    """Return the times of some programs with every order of blocks, infinite for other programs, ``(orders, N)``."""
     seconds = np.full((len(RASTERS), len(batch)), np.inf)
     for rows in (first[stages[first] == 1], first[stages[first] > 1]):
         n = 1 if (stages[rows] == 1).all() else np.tile(stages[rows], len(RASTERS))
@@ -100,21 +100,21 @@ def program_variants(program: RProgram, spec: DeviceSpec) -> list[RProgram]:
 
 
 class _Bounds:
-    """Bounds of the programs of a batch and of their pipelines, each computed once."""
+    """Bounds on the programs of a batch and on their pipelines, each computed once."""
 
     def __init__(self, batch: TileBatch, spec: DeviceSpec) -> None:
         self._batch, self._spec = batch, spec
         self._two = np.full(len(batch), np.nan)
 
     def of_pipelines(self, rows: np.ndarray) -> np.ndarray:
-        """Return the bounds of programs with two stages, ``(N,)``."""
+        """Return the bounds on programs with two stages, ``(N,)``."""
         new = rows[np.isnan(self._two[rows])]
         if len(new):
             self._two[new] = PHASES.bound(self._batch.chosen(new, 2, 1), self._spec)
         return np.asarray(self._two[rows])
 
     def promising(self, rows: np.ndarray) -> np.ndarray:
-        """Return those of ``rows`` that may become the fastest as a pipeline."""
+        """Return the ``rows`` that may become the fastest programs as pipelines."""
         if len(rows) > _PLAIN:
             rows = rows[cheapest(PHASES.bound(self._batch, self._spec)[rows], _PLAIN)]
         if len(rows) > _PIPELINED:
@@ -127,13 +127,13 @@ def _seconds(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 
 def exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Whether an operand exceeds the shared cache, so that the order of blocks matters."""
+    """Return whether an operand exceeds the shared cache, so that the order of blocks matters."""
     capacity = spec.layer("l2").kept_bytes
     return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)
 
 
 def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = None) -> TileBatch:
-    """Return the most promising tiles with few blocks, split into the parts that suit them best."""
+    """Return the most promising tiles with few blocks, split into the number of parts that suits them best."""
     bounds = bounds or _Bounds(batch, spec)
     rows = bounds.promising(np.flatnonzero(batch.blocks // batch.split_k < _FEW_WAVES * spec.units))
     tiles = np.concatenate([batch.register[rows], batch.block[rows]], axis=1)
@@ -144,7 +144,7 @@ def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = No
         return whole
     parts = _parts(whole.blocks, spec)
     useful = (whole.steps >= parts) & (whole.blocks * parts <= _MOST_WAVES * spec.units)
-    # Many parts only where the device has room for them, and where each has steps to overlap.
+    # Many parts are used only if the device has room for them and if each part has steps to overlap.
     many = np.arange(len(parts))[:, None] >= len(_PARTS)
     useful &= ~many | ((parts > max(_PARTS)) & (2 * whole.blocks * parts > spec.units) & (whole.steps >= 2 * parts))
     n, rows = np.nonzero(useful)
@@ -156,7 +156,7 @@ def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = No
 
 
 def _parts(blocks: Ints, spec: DeviceSpec) -> Ints:
-    """Return the parts to try per tile of ``blocks`` blocks, ``(parts, N)``: fixed steps, and full waves."""
+    """Return the part counts to try for each tile of ``blocks`` blocks, ``(parts, N)``: fixed steps, and full waves."""
     steps = [n for k in range(max(_PARTS).bit_length(), 31) for n in (3 << k - 2, 1 << k)]
     many = np.array([n for n in steps if n <= _MOST_WAVES * spec.units], np.int64)
     full = spec.units * np.array(_FULL_WAVES)[:, None] // blocks

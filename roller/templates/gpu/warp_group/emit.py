@@ -1,8 +1,8 @@
-"""Template of reductions by warp groups: wgmma reads both operands from scratchpad, sums stay in registers.
+"""Template for reductions by warp groups: wgmma reads both operands from scratchpad, and sums stay in registers.
 
-In every step, the copies of the step are published to the matrix unit; after a barrier every warp group starts its
-products, and copies a later step meanwhile. With three stages or more, products of one step still run as the next ones
-start; their stage is refilled only after the next barrier, which all threads reach after waiting for them.
+In every step, the copies of the step are published to the matrix unit; after a barrier, every warp group starts its
+products, and meanwhile copies a later step. With three stages or more, the products of one step still run when the next
+products start; their stage is refilled only after the next barrier, which all threads reach after waiting for them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from roller.tile.fragments import Operand
 from roller.tile.vectors import vectorizable
 from roller.tile.warp_groups import GroupTile, group_tile
 
-#: Rows of the instruction that one warp of the group holds.
+#: Number of the instruction's rows that one warp of the group holds.
 _WARP_ROWS = 16
 
 
@@ -63,7 +63,7 @@ class WarpGroups(Matrix):
         self.starts = buffer("starts", (2,), "uint64", "local")
 
     def _tile(self, operand: Operand, step: int) -> GroupTile:
-        """Lay out an operand: lines run along the axis whose neighbours are neighbours in memory."""
+        """Lay out an operand: lines run along the axis whose neighbours are adjacent in memory."""
 
         def contiguous(axis: str) -> bool:
             index, extent = operand.load.index, self.domain.real[axis]
@@ -76,7 +76,7 @@ class WarpGroups(Matrix):
     # ---- the reduction
 
     def accumulate(self) -> Stmt:
-        """Return the clearing of the sums, then all steps of this block's share of the reduction."""
+        """Return statements that clear the sums, then all steps of this block's share of the reduction."""
         self.ctx.own_barriers = True
         extent = int(self.sums.shape[0])
         zero = tirx.const(0.0, self.fragment.accumulator)
@@ -119,7 +119,7 @@ class WarpGroups(Matrix):
         )
 
     def _describe(self) -> Stmt:
-        """Describe this warp group's part of both operands in the first slot; others are at fixed distances."""
+        """Describe this warp group's part of both operands in the first slot; other slots are at fixed distances."""
         found = []
         for n, (t, offset) in enumerate(zip(self.group_tiles, self.offsets, strict=True)):
             own = device.address(self.ring, offset + t.start(self.group[t.axis], 0))
@@ -141,7 +141,7 @@ class WarpGroups(Matrix):
         return seq([device.call("roller_group_fence"), *calls, device.call("roller_group_commit")])
 
     def _described(self, n: int, step: Expr, row: int, k: int) -> Expr:
-        """Return the descriptor of a product's operand: the group's own in the first slot, moved on."""
+        """Return the descriptor of a product's operand: the group's descriptor for the first slot, advanced."""
         t = self.group_tiles[n]
         moved = self._slot(step) * (self.slot_elements // t.chunk) + t.start(row, k) // t.chunk
         return load(self.starts, num(n)) + tirx.Cast("uint64", moved)
@@ -149,15 +149,16 @@ class WarpGroups(Matrix):
     # ---- the result
 
     def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
-        """Return the kernel; ``prefix`` are leading indices of ``target`` (the part of a split reduction)."""
+        """Return the kernel; ``prefix`` holds leading indices of ``target`` (the part of a split reduction)."""
         body = seq([self.accumulate(), self._write(result, target, prefix)])
         return kernel((self.block, self.thread), with_buffers([self.ring, self.sums, self.starts], body))
 
     def _write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
         """Store every sum of this thread, as many neighbours along n at once as the output allows."""
         # Sum ``4 c + 2 h + e`` of a product of 64 rows lies at row ``16 warp + lane / 4 + 8 h`` and column
-        # ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D). Where such pairs are narrow, the four lanes
-        # of a row exchange the pairs of four neighbouring columns ``c``, so that each holds all eight results of one.
+        # ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D). If such pairs are narrow, the four lanes of a
+        # row exchange the pairs of four neighbouring columns ``c``, so that each lane holds all eight results of one
+        # column.
         writer, f = Writer(self.ctx, self.stage, result, target, prefix), self.fragment
         way = writer.way(f, self.n_axis, self.register[self.n_axis])
         exchanged, width = way.exchanged, way.width

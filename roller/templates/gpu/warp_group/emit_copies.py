@@ -13,7 +13,7 @@ from roller.templates.gpu.emit.staging import Domain
 from roller.tile.vectors import vectorizable
 from roller.tile.warp_groups import CHUNK_BYTES, GroupTile
 
-#: Copies of one thread that are unrolled together: their addresses occupy registers.
+#: Number of a thread's copies that are unrolled together: their addresses occupy registers.
 _UNROLLED = 8
 
 
@@ -21,7 +21,7 @@ def copy_group_tile(
     ctx: Context, t: GroupTile, domain: Domain, base: Mapping[str, Expr], threads: tuple[Expr, int], target: Buffer,
     start: Expr,
 ) -> Stmt:  # fmt: skip
-    """Return the cooperative copy of a tile to element ``start`` of the scratchpad, zeros beyond the tensor."""
+    """Return the cooperative copy of a tile to element ``start`` of the scratchpad, with zeros beyond the tensor."""
     thread, together = threads
     width = t.chunk if _whole_chunks(ctx, t, domain) else 1  # chunks are copied asynchronously
     columns = t.length // width
@@ -58,7 +58,7 @@ def _transfer(
 
 
 def _whole_chunks(ctx: Context, t: GroupTile, domain: Domain) -> bool:
-    """Whether every chunk is one aligned run of the tensor, wholly inside or outside it."""
+    """Return whether every chunk is one aligned run of the tensor, wholly inside or outside it."""
     axis = t.along
     if not ctx.in_memory(t.load.tensor) or ctx.is_scalar(t.load) or any(axis in b.index.axes for b in t.load.guard):
         return False

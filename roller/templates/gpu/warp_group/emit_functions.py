@@ -1,4 +1,4 @@
-"""Device functions of warp groups: wgmma of sm_90a, its fences, and descriptors of tiles in the scratchpad."""
+"""Device functions for warp groups: wgmma of sm_90a, its fences, and descriptors of tiles in the scratchpad."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ define("roller_group_commit", """void roller_group_commit() {
 define("roller_group_wait", """template <int N> void roller_group_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }""")  # fmt: skip
-# The compiler considers accumulators ready as soon as a product is issued: nothing may move over the wait.
+# The compiler considers accumulators ready as soon as a product is issued: nothing may move across the wait.
 define("roller_group_hold", """template <int N> void roller_group_hold(float* sum) {
   #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i]) :: "memory");

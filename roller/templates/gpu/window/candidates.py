@@ -1,4 +1,4 @@
-"""Candidate programs of structure ``window``: strips of outputs that threads walk, read in place or staged."""
+"""Candidate programs with structure ``window``: strips of outputs that threads walk, read in place or staged."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from roller.tile.geometry import Geometry, Ints, product
 from roller.tile.structures import WINDOW, structure_of
 from roller.tile.windows import Slide, slide_of
 
-#: Longest strip of outputs, and most outputs of a thread along any other axis.
+#: Maximum strip length (outputs), and maximum outputs of a thread along any other axis.
 _STRIP, _ACROSS = 32, 8
-#: Products of one thread: its walk is straight-line code of about two instructions each, which the smallest instruction
-#: cache of all devices should hold (46 KiB of 16-byte instructions on sm_75; Jia et al. 2019).
+#: Maximum products per thread: its walk is straight-line code of about two instructions each, which the smallest
+#: instruction cache of all devices should hold (46 KiB of 16-byte instructions on sm_75; Jia et al. 2019).
 _PRODUCTS = 1024
-#: Even pieces an axis is cut into, further threads along the contiguous axis, and target threads of a block.
+#: Numbers of even pieces of an axis, further threads along the contiguous axis, and target threads per block.
 _PIECES, _RUNS, _THREADS = (1, 2, 3, 4), (16, 32, 64), (64, 128, 256)
-#: Least share of a block's TEUs that its threads fill: partly filled ones are priced, hardly filled ones never win.
+#: Minimum share of a block's TEUs that its threads fill: partly filled TEUs are priced, hardly filled TEUs never win.
 _FILLED = 0.7
 
 
 def window_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the programs that walk windows, read in place and staged; none for other reductions."""
+    """Return the programs that walk windows, read in place and staged, or none for other reductions."""
     expr = geometry.expr
     slide = slide_of(expr.anchor) if options.windows and structure_of(geometry).reuses else None
     if slide is None or not is_alone(expr):
@@ -47,7 +47,7 @@ def window_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions
 
 
 def window_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs within the limits; their last TEU may be partly filled, and walks are short."""
+    """Return the mask of programs within the limits; their last TEU may be partly filled, and their walks are short."""
     whole = fills(batch.threads_per_block, spec.teu.lanes) & straight(batch.register)
     return np.asarray(fitting(batch, spec) & whole)
 
@@ -71,18 +71,18 @@ def _tiles(geometry: Geometry, slide: Slide, spec: DeviceSpec) -> tuple[Ints, In
 
 
 def fills(threads: Ints, lanes: int) -> np.ndarray:
-    """Mask of blocks whose threads fill their TEUs well enough for their programs to be considered."""
+    """Return the mask of blocks whose threads fill their TEUs well enough for their programs to be considered."""
     return np.asarray(threads >= _FILLED * -(-threads // lanes) * lanes)
 
 
 def straight(register: Ints) -> np.ndarray:
-    """Mask of register tiles whose walks are short enough for straight-line code; the shortest ones always are."""
+    """Return the mask of register tiles whose walks suit straight-line code; the shortest walks always do."""
     products = register.prod(axis=1)
     return np.asarray(products <= max(_PRODUCTS, int(products.min(initial=_PRODUCTS))))
 
 
 def _windowed(geometry: Geometry, slide: Slide) -> list[int]:
-    """Return the spatial axes that share a dimension of the source with a window, the slide's first."""
+    """Return the spatial axes that share a dimension of the source with a window, the slide's axis first."""
     names = [t.axis for i in slide.source.index if len(i.terms) > 1 for t in i.terms]
     axes = [geometry.names.index(n) for n in dict.fromkeys(names) if geometry.spatial[geometry.names.index(n)]]
     return sorted(axes, key=lambda a: geometry.names[a] != slide.axis)
@@ -109,7 +109,7 @@ def _threads(geometry: Geometry, slide: Slide, register: Ints, limit: int) -> In
     """Return threads per axis: even pieces of windows and of the contiguous axis; other axes fill the block."""
     useful, fast = -(-geometry.extents // register), geometry.order[-1]
     windows = [a for a in _windowed(geometry, slide) if a != fast]
-    fixed, few = [fast, *windows], len(windows) > 1  # few pieces each for two slow windows: they multiply
+    fixed, few = [fast, *windows], len(windows) > 1  # few pieces each for two slow windows: the numbers multiply
     sizes = []
     for a in fixed:
         most = int(useful[a])

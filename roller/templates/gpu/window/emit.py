@@ -1,4 +1,4 @@
-"""Template of reductions over sliding windows (depthwise convolution, pooling): threads walk input rows.
+"""Template for reductions over sliding windows (depthwise convolution, pooling): threads walk input rows.
 
 A thread sums a strip of outputs along the slide: it loads every input row below the strip once, adds it to the outputs
 whose windows contain it, and writes an output after its last row. Registers hold one row, the outputs in flight and the
@@ -52,7 +52,7 @@ from roller.tile.scratchpad import STATIC_SHARED_BYTES
 from roller.tile.vectors import widest_vector
 from roller.tile.windows import RowBox, fragment_of, slide_of
 
-#: Elements of the widest load of a thread.
+#: Number of elements in the widest load of a thread.
 _WIDEST = 8
 
 
@@ -104,7 +104,7 @@ class Window:
         return StagedTile(ld, tensor, layout, padding, fill_value(ld, self.stage), target, elements)
 
     def _row_reads(self) -> tuple[int, int, int]:
-        """Return the elements before the fragment of a row, and the width and number of its vectors."""
+        """Return the number of elements before a row's fragment, and the width and number of its vectors."""
         extent, ld = self.fragment.extents[-1], self.slide.source
         if self.tile is not None:
             rows = window_halo(self.program)
@@ -117,8 +117,8 @@ class Window:
         return 0, 1, extent
 
     def _weight_buffer(self, n: int, ld: Load) -> tuple[Buffer, tuple[tuple[str, int], ...]]:
-        """Return the registers of an operand a thread keeps, and the axes it moves with in them."""
-        moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, which makes vectors
+        """Return the registers for an operand that a thread keeps, and the axes with which it moves in them."""
+        moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, which allows vectors
         axes = tuple((a, self.register[a]) for a in moving)
         size = math.prod(e for _, e in axes)
         return buffer(f"weight{n}", (size,), compute_dtype(self._dtype(ld)), "local"), axes
@@ -145,7 +145,7 @@ class Window:
         return loops(points, one, unroll=True)
 
     def _weight_width(self, ld: Load) -> int:
-        """Return how many elements of a kept operand a thread loads at once."""
+        """Return the number of elements of a kept operand that a thread loads at once."""
         last = ld.index[-1].terms if ld.index else ()
         if len(last) != 1 or last[0].axis not in self.by_name or not self.ctx.in_memory(ld.tensor) or ld.guard:
             return 1
@@ -153,12 +153,12 @@ class Window:
         return math.gcd(_WIDEST, m.registers, widest_vector(ld.index, tensor, m.name, m.extent))
 
     def _ragged(self, axis: str) -> bool:
-        """Whether a thread that starts inside an axis may reach beyond its end."""
+        """Return whether a thread that starts inside an axis may reach beyond its end."""
         m = self.by_name[axis]
         return m.extent % m.registers != 0
 
     def _load_row(self, offset: int) -> Stmt:
-        """Return the loads of the row ``offset`` elements below the first one of the strip."""
+        """Return the loads of the row ``offset`` elements below the strip's first row."""
         positions = [(f"p{d}", n) for d, n in enumerate(self.fragment.extents[:-1])]
 
         def one(at: dict[str, Expr]) -> Stmt:
@@ -326,7 +326,7 @@ def _element(source: Buffer, index: Expr) -> Reader:
 
 
 def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
-    """Return the kernel of a whole expression; ``None`` if it needs further kernels."""
+    """Return the kernel for a whole expression, or ``None`` if it needs further kernels."""
     if len(stages) < len(ctx.expr.stages) or not is_alone(ctx.expr):
         return None
     return [window_kernel(ctx, ctx.expr.anchor, ctx.expr.epilogue, program)]

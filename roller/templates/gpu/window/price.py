@@ -1,7 +1,7 @@
 """Cycles of a block that slides windows: every row of the walk is loaded once, in place or from scratchpad.
 
-Counts are those of machine code (NVRTC 12.9, sm_80) of depthwise convolutions and poolings with 3x3 to 7x7 windows:
-a guarded load in place takes one to two instructions of bounds and selection, one from scratchpad none.
+Counts are from machine code (NVRTC 12.9, sm_80) of depthwise convolutions and poolings with 3x3 to 7x7 windows:
+a guarded load in place takes one to two instructions for bounds and selection, a load from scratchpad takes none.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.window_strips import slide, strip_hops, walk
 from roller.tile.geometry import Floats
 
-#: Instructions besides a load in place, guarded or not, and besides one from scratchpad.
+#: Instructions in addition to a load in place, guarded or not, and to a load from scratchpad.
 GUARD_INSTRUCTIONS, PLAIN_INSTRUCTIONS, STAGED_INSTRUCTIONS = 1.5, 0.3, 0.1
-#: Bytes of a run of lanes beyond the start of its last one.
+#: Bytes of a run of lanes beyond the start of its last lane.
 VECTOR_START = 4.0
 
 
 def window_work(
     batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
 ) -> Work:
-    """Return the work of every block of a batch of window programs; arguments as of :func:`block_work`."""
+    """Return the work of every block of a batch of window programs; for the arguments, see :func:`block_work`."""
     base = block_work(replace(batch, staged=()), spec, copies, None)
     cycles, instructions = register_arithmetic(batch, spec, True)
     w, s = walk(batch), slide(batch)
@@ -50,7 +50,7 @@ def window_work(
 
 
 def _lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the cache lines one TEU's load in place touches: runs of lanes along the last dimension."""
+    """Return the number of cache lines that one TEU's load in place touches: runs of lanes along the last dimension."""
     access = next(a for a in batch.geometry.loads if a.tensor.name == slide(batch).source.tensor)
     line = spec.layer("l2").line_bytes or spec.layer("l2").transaction_bytes
     lanes = batch.lanes(spec.teu.lanes)
@@ -61,7 +61,7 @@ def _lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
-    """Return the seconds of one block that has its unit to itself; in place it waits along the walk."""
+    """Return the seconds of one block that has its unit to itself; in place, it waits along the walk."""
     return step_chain_s(batch, spec, alone, parts, hops=None if batch.staged else strip_hops(batch))
 
 

@@ -1,1 +1,1 @@
-"""Convolutions by Winograd's algorithm on a GPU."""
+"""Convolutions using Winograd's algorithm on a GPU."""

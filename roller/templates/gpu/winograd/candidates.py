@@ -1,4 +1,4 @@
-"""Candidate Winograd programs of a window product for a GPU: the best tilings of its product, both tile sizes."""
+"""Candidate Winograd programs of a window product for a GPU: the best tilings of its product, for both tile sizes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import LEAST_CHANNELS, window_product
 from roller.tile.winograd_products import ELEMENT, products
 
-#: Tilings of a product to price, those to try as pipelines and in other orders, and those to keep.
+#: Numbers of tilings of a product to price, to try as pipelines and in other orders, and to keep.
 _PRICED, _VARIED, _KEPT = 1024, 128, 64
-#: Largest time, relative to the other tile size, of a size tried as a pipeline: no pipeline gains more.
+#: Maximum time of a tile size tried as a pipeline, relative to the other size: no pipeline gains more.
 _FAR_BEHIND = 1.3
 
 
 def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return batches of the best tilings per output tile size; none if Winograd's algorithm does not apply."""
+    """Return batches of the best tilings per output tile size, or none if Winograd's algorithm does not apply."""
     form = window_product(geometry.expr) if options.winograd and geometry.expr.allow_padding else None
     if form is None or form.converted or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
         return []

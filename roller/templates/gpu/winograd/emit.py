@@ -1,9 +1,10 @@
-"""Kernels of 3x3 windows by Winograd's algorithm (:mod:`roller.tile.winograd`): transforms, product, back transform.
+"""Kernels for 3x3 windows by Winograd's algorithm (:mod:`roller.tile.winograd`): transforms, product, back transform.
 
-Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, ``e`` the element of the transformed tile and ``t``
-the number of an output tile; channels or filters contiguous in image or output are so in ``V`` or ``M``. One kernel
-transforms both operands, a block either filters or images; constant filters are transformed before all calls. A thread
-transforms one tile of one channel or filter. The product is the tiled template's.
+Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, where ``e`` is the element of the transformed tile and
+``t`` the number of an output tile; channels or filters that are contiguous in the image or output are also contiguous
+in ``V`` or ``M``. One kernel transforms both operands, each block either filters or images; constant filters are
+transformed before all calls. A thread transforms one tile of one channel or filter. The tiled template computes the
+product.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from roller.tile.vectors import vectorizable
 from roller.tile.winograd import WINDOW, Matrix, matrices
 from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Products, products
 
-#: Extents of a part of a kernel, the last one fastest, and the statement of one point's thread.
+#: Extents of a part of a kernel, the last extent fastest, and the statement of one point's thread.
 Points: TypeAlias = tuple[tuple[int, int], Callable[[Expr, Expr], Stmt]]
 
 _DTYPE = "float32"
@@ -69,7 +70,7 @@ def winograd_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
 
 
 class _Winograd:
-    """One lowering: the workspaces and the kernels between them."""
+    """One lowering: the workspaces and the kernels that connect them."""
 
     def __init__(self, ctx: Context, program: RProgram, found: Products) -> None:
         self.ctx, self.program, self.found, self.form = ctx, program, found, found.form
@@ -81,7 +82,7 @@ class _Winograd:
         self.image, self.products = self._own(self.form.image.tensor), self._own(program.expr.anchor.name)
 
     def _own(self, name: str, constant: bool = False) -> Buffer:
-        """Declare the transformed tensor of a name: a workspace, or a panel if it never changes."""
+        """Declare the transformed tensor with a name: a workspace, or a panel if it never changes."""
         tensor = self.found.expr.tensors[name]
         fresh = f"{name}_transformed"
         while fresh in self.ctx.buffers or fresh in self.ctx.expr.tensors:
@@ -107,11 +108,11 @@ class _Winograd:
         return [_each_thread(transforms), *multiply, _each_thread([self._outputs()])]
 
     def _extent(self, axis: str) -> int:
-        """Return the extent of an axis of the product, repeated tiles or filters included."""
+        """Return the extent of an axis of the product, including repeated tiles or filters."""
         return self.found.expr.anchor.extents[axis]
 
     def _filters(self) -> Points:
-        """Return the transform of one 3x3 filter of one channel per thread."""
+        """Return the transform for one 3x3 filter of one channel per thread."""
         form, source = self.form, self.ctx.buffers[self.form.filters.tensor]
         (_, kh, _), (_, kw, _) = form.slides
         filters = self.program.expr.anchor.extents[form.filter]
@@ -130,7 +131,7 @@ class _Winograd:
         return (self._extent(CHANNEL), self._extent(FILTER)), body
 
     def _images(self) -> Points:
-        """Return the transform of the input of one output tile of one channel per thread."""
+        """Return the input transform for one output tile of one channel per thread."""
         found, form, source = self.found, self.form, self.ctx.buffers[self.form.image.tensor]
 
         def transform(channel: Expr, row: Expr) -> Stmt:
@@ -191,7 +192,7 @@ class _Winograd:
         return with_buffers([given, half], seq([*fetch, loop("j", size, column, unroll=True), *rows]))
 
     def _outputs(self) -> Points:
-        """Return the back transform of one tile of one filter per thread, stored through the epilogue."""
+        """Return the back transform for one tile of one filter per thread, with results stored through the epilogue."""
         found, form = self.found, self.form
         filters = self.program.expr.anchor.extents[form.filter]
         result = buffer("result", (self.m * self.m,), _DTYPE, "local")
@@ -259,7 +260,7 @@ def _at_most(value: Expr, count: int, padded: int) -> Expr:
 
 
 def _each_thread(parts: Sequence[Points]) -> Stmt:
-    """Return a kernel with a thread per point of every part, the parts' blocks one after another."""
+    """Return a kernel with a thread per point of every part, with the parts' blocks one after another."""
     counts = [-(-math.prod(extents) // THREADS) for extents, _ in parts]
     block, thread = thread_axis("blockIdx.x", sum(counts)), thread_axis("threadIdx.x", THREADS)
     out: Stmt | None = None

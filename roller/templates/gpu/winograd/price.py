@@ -1,8 +1,8 @@
-"""Price of Winograd programs on a GPU: a tiled product, and transforms as streams, one launch each.
+"""Price of Winograd programs on a GPU: a tiled product, and transforms as streams, with one launch each.
 
 A transform moves its tensors and workspaces once, through L2 and (workspaces only if all three together do not stay in
-L2) through DRAM, and issues its instructions; the slowest of these is its time. If the workspaces stay in L2, the
-product finds its operands there.
+L2) through DRAM, and issues its instructions; the slowest of these determines its time. If the workspaces stay in L2,
+the product finds its operands there.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from roller.tile.geometry import Geometry
 from roller.tile.winograd import WINDOW, Matrix, matrices, operations
 from roller.tile.winograd_products import THREADS, Products
 
-#: Instructions of a thread that compute its tile's position, of one load or store with its address, and of the guards
-#: of an image's tile. In machine code (sm_80) 528 and 264 transform an image's tile, 232 and 112 an output's, 152 and
-#: 80 a filter.
+#: Instructions of a thread that compute its tile's position, instructions per load or store with its address, and per
+#: image tile for guards. In machine code (sm_80), 528 and 264 instructions transform an image tile, 232 and 112 an
+#: output tile, and 152 and 80 a filter.
 PLACE_INSTRUCTIONS, ACCESS_INSTRUCTIONS, GUARD_INSTRUCTIONS = 30.0, 2.0, 120.0
 #: Registers of a thread that transforms.
 _REGISTERS = 48
@@ -33,7 +33,7 @@ _REGISTERS = 48
 
 @dataclass(frozen=True)
 class _Stream:
-    """One transform: threads, instructions of each, bytes of tensors and of workspaces."""
+    """One transform: threads, instructions per thread, bytes of tensors and of workspaces."""
 
     threads: int
     instructions: float
@@ -75,7 +75,7 @@ def price(
     # ``transform_s``: seconds of the transforms; ``laid`` is the layout of the product's programs; ``told`` collects
     # the numbers of the product, then those of the transforms.
     found = products_of(batch)
-    assert found is not None  # the pool offers these structures for window products alone
+    assert found is not None  # the pool offers these structures only for window products
     workspaces = sum(t.nbytes for t in found.expr.tensors.values())
     cached = workspaces <= spec.layer("l2").kept_bytes
     terms = dict(TILED.price(inner_batch(batch, found), _from_l2(spec) if cached else spec, laid, told))
@@ -94,7 +94,7 @@ def price(
 
 
 def _from_l2(spec: DeviceSpec) -> DeviceSpec:
-    """Return the device with L2 serving everything the product moves."""
+    """Return the device with L2 serving everything that the product moves."""
     l2 = spec.layer("l2")
 
     held = replace(
@@ -132,6 +132,6 @@ def _transforms(found: Products, geometry: Geometry, constant: bool) -> tuple[_S
 
 
 def _instructions(matrix: Matrix, size: int, height: int) -> float:
-    """Return instructions of one thread: ``matrix @ values @ matrix^T`` of ``size * size`` values."""
+    """Return the number of instructions per thread: ``matrix @ values @ matrix^T`` of ``size * size`` values."""
     accesses = size * size + height * height
     return PLACE_INSTRUCTIONS + ACCESS_INSTRUCTIONS * accesses + (size + height) * operations(matrix)
