@@ -1,8 +1,7 @@
 """The data of a trace: operators with shapes, phases and origins, and every allocation and free, in order.
 
-A trace is plain data, made without a device; prices, the allocator simulator and reports read it without PyTorch.
-Operators and dtypes have PyTorch's names (``"aten.addmm.default"``, ``"float32"``); sizes are in elements unless their
-name has a unit.
+A trace is plain data, made without a device and read without PyTorch. Operators and dtypes have PyTorch's names
+(``"aten.addmm.default"``, ``"float32"``); sizes are in elements unless their name has a unit.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ TRACE_VERSION = 2
 Kind = Literal[
     "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", "temporary", "workspace", "unknown"
 ]
-#: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is everything else, such as
-#: set-up.
+#: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is all else, as set-up.
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 
 #: Namespace of the operators that a compiler generates, as in ``"inductor.triton_poi_fused_exp.default"``.
