@@ -136,6 +136,24 @@ def test_changes_are_those_of_the_working_tree_with_new_files(checkout):
         changed_since("nonsense", checkout)
 
 
+def test_a_module_whose_text_changes_selects_its_examples_alone(checkout):
+    def write(docstring, returned, *, path="roller/a.py"):
+        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / path).write_text(f'def f():\n    """{docstring}"""\n    return {returned}\n')
+
+    for path in ("roller/a.py", "roller/b.py", "roller/c.py", "roller/cli/d.py"):
+        write("Old.", 1, path=path)
+    subprocess.run(["git", "add", "roller"], cwd=checkout, check=True)
+    subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@e", "commit", "-qm", "three", "roller"],
+                   cwd=checkout, check=True)  # fmt: skip
+    write("New.", 1)
+    write("Old.", 2, path="roller/b.py")
+    write("New.\n\n    >>> f()\n    1\n    ", 1, path="roller/c.py")
+    write("New help.", 1, path="roller/cli/d.py")
+    expected = ["added.py", "gone.py", "roller/b.py", "roller/c.py::doctests", "roller/cli/d.py"]
+    assert changed_since("HEAD", checkout) == expected
+
+
 def test_a_file_that_is_no_python_is_named(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     bad = tmp_path / "bad.py"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 from pathlib import Path
+
+#: Modules whose docstrings no program reads: not those of commands (help texts), rules (explanations), operators and
+#: what-ifs (tests of them), nor modules that name ``__doc__``.
+_TEXT_IS_NO_CODE = re.compile(r"roller/(?!cli/|ops/|tile/alignment|insight/whatif/whatifs/).*\.py")
 
 
 class SelectionError(Exception):
@@ -38,17 +44,43 @@ def commit_of(revision: str, root: Path) -> str:
 
 
 def changed_since(revision: str, root: Path) -> list[str]:
-    """Return the files of the working tree that differ from a commit; of a renamed file both names.
+    """Return the files of the working tree that differ from a commit, with both names of a renamed file.
 
-    The commit need not be an ancestor of the present one: what counts is the difference of the files.
+    The commit need not be an ancestor of the present one: only the difference of the files counts. For a module in
+    which only docstrings and comments differ, return ``file::doctests`` if it has examples, and nothing otherwise.
     """
     commit = commit_of(revision, root)
     differing = git(root, "diff", "--name-only", "--no-renames", "-z", commit, "--").split("\0")
     untracked = git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
-    return sorted({*differing, *untracked} - {""})
+    found = []
+    for path in sorted({*differing, *untracked} - {""}):
+        if not _differs_in_text_only(path, commit, root):
+            found.append(path)
+        elif ">>>" in (root / path).read_text(encoding="utf-8"):
+            found.append(f"{path}::doctests")
+    return found
 
 
 def is_ancestor(revision: str, root: Path) -> bool:
     """Return whether the present commit descends from another."""
     words = ["git", "merge-base", "--is-ancestor", revision, "HEAD"]
     return subprocess.run(words, cwd=root, capture_output=True, check=False).returncode == 0
+
+
+def _differs_in_text_only(path: str, commit: str, root: Path) -> bool:
+    if not _TEXT_IS_NO_CODE.fullmatch(path) or not (root / path).is_file():
+        return False
+    try:
+        before, now = git(root, "show", f"{commit}:{path}"), (root / path).read_text(encoding="utf-8")
+        return "__doc__" not in now and _code_without_docstrings(before) == _code_without_docstrings(now)
+    except (subprocess.CalledProcessError, SyntaxError, UnicodeDecodeError):
+        return False
+
+
+def _code_without_docstrings(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_documented and ast.get_docstring(node, clean=False) is not None:
+            node.body[0] = ast.Pass()
+    return ast.dump(tree)
